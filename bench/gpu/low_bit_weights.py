@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from fairlead_worker.model.fuse import Slice
+from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448
 """Of float8's numbers."""
@@ -56,10 +59,21 @@ def save_float8(source: Path, folder: Path, device: torch.device) -> Path:
     return folder
 
 
-def narrow_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Those whose weight is a library's own kind of tensor."""
-    ordinary = (torch.Tensor, nn.Parameter)
-    return {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear) and type(part.weight) not in ordinary}
+Narrow = nn.Linear | LowBitLinear
+
+
+def narrow_layers(model: PreTrainedModel) -> dict[str, Narrow]:
+    """Those whose weight is in few bits; of a stack, each part by its own name."""
+    ordinary, found = (torch.Tensor, nn.Parameter), dict[str, Narrow]()
+    for path, part in model.named_modules():
+        if isinstance(part, Slice) and isinstance(stacked := part.stack.linear, LowBitLinear):
+            begin = sum(part.stack.sizes[: part.part])
+            found[path] = stacked.part(begin, begin + part.out_features)
+        elif (isinstance(part, LowBitLinear) and not path.endswith("_proj.linear")) or (
+            isinstance(part, nn.Linear) and type(part.weight) not in ordinary
+        ):
+            found[path] = part
+    return found
 
 
 def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -70,19 +84,23 @@ def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: getattr(weight, name) for name in names}
 
 
-def held_bytes(weight: torch.Tensor) -> int:
-    return sum(part.nbytes for part in parts_of(weight).values())
+def held_bytes(layer: Narrow) -> int:
+    if isinstance(layer, LowBitLinear):
+        return sum(part.nbytes for name, part in layer.state_dict().items() if name != "bias")
+    return sum(part.nbytes for part in parts_of(layer.weight).values())
 
 
-def rounds(layer: nn.Linear) -> bool:
+def rounds(layer: Narrow) -> bool:
     """Whether it makes its inputs float8 too."""
-    return getattr(layer.weight, "act_quant_kwargs", None) is not None
+    return isinstance(layer, Fp8Linear) or getattr(layer.weight, "act_quant_kwargs", None) is not None
 
 
 @torch.inference_mode()
-def numbers(layer: nn.Linear) -> torch.Tensor:
+def numbers(layer: Narrow) -> torch.Tensor:
     """[outputs, inputs] float32: what its weight stands for. Of int4, whose layout is its kernel's own, by way of that kernel: rows of the
     identity, in bfloat16."""
+    if isinstance(layer, LowBitLinear):
+        return layer.numbers()
     held: Any = layer.weight
     if hasattr(held, "scale_and_zero"):
         identity = torch.eye(layer.in_features, dtype=torch.bfloat16, device=held.device)
@@ -92,8 +110,8 @@ def numbers(layer: nn.Linear) -> torch.Tensor:
 
 
 def by_token(inputs: torch.Tensor) -> torch.Tensor:
-    """[..., inputs], each token rounded to float8 by its largest, as float32; scales are rounded to the inputs' dtype, as torchao's."""
-    scale = (inputs.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST).float()
+    """[..., inputs], each token rounded to float8 by its largest, as float32."""
+    scale = inputs.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
     return (inputs.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).float() * scale
 
 
@@ -113,7 +131,7 @@ class Explicit:
         weight: torch.Tensor = self._model.get_parameter(f"{path}.weight").data
         return weight
 
-    def take(self, layers: Mapping[str, nn.Linear]) -> None:
+    def take(self, layers: Mapping[str, Narrow]) -> None:
         """Their numbers in the place of its own."""
         for path, layer in layers.items():
             self.weight(path).copy_(numbers(layer))

@@ -16,12 +16,15 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from bench.gpu.fake.costs import size_of
 from bench.gpu.fake.flashinfer import make_library
 from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
+from bench.gpu.fake.rounder import FakeRounder
 from fairlead_worker.model import loader
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
+from fairlead_worker.model.lowbit import rows
+from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.model.rope import fix_long_rope
@@ -68,6 +71,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
+        for name in ("lowbit.rows", "loader"):
+            patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())
@@ -91,6 +96,7 @@ def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: 
     model = model.to_empty(device=CUDA).eval().requires_grad_(False)
     if quantization != "none":
         quantize(model, quantization)
+        keep_fp8(model, torch.bfloat16, rows.rounder)
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)

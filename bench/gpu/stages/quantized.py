@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
-from bench.gpu.low_bit_weights import Explicit, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
+from bench.gpu.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
 from bench.gpu.model import SHAPES, saved, scheduler_for, submit
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
@@ -26,6 +25,7 @@ from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.quantized import INT4_GROUP
 
 PACKAGES = ("torchao", "accelerate", "compressed_tensors")
@@ -140,26 +140,27 @@ def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[s
     yield _chunk(device, ways, sizes.chunk)
 
 
-def _bytes(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: the weights of linear layers over bfloat16's. Head and embeddings are as they were."""
-    held = sum(held_bytes(layer.weight) for layer in layers.values())
+    held = sum(held_bytes(layer) for layer in layers.values())
     share = held / sum(weight.nbytes for weight in base.weights.values())
     row = {"what": f"{kind.name}, bytes", "ok": set(layers) == set(base.weights) and share <= SIZES[kind.name], "of_bfloat16": share}
     return row | {"gib": held / 2**30, "rounds_inputs": any(map(rounds, layers.values()))}
 
 
-def _stored(kind: Kind, layers: Mapping[str, nn.Linear], folder: Path) -> dict[str, Any]:
+def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
     """A row: whether numbers and scales are the checkpoint's, bit for bit."""
     equal = 0
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         for path, layer in layers.items():
-            held: Any = layer.weight
-            weight, scale = (stored.get_tensor(f"{path}.{name}").to(held.device) for name in ("weight", "weight_scale"))
-            equal += torch.equal(held.qdata.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(held.scale, scale.float())
+            held: Any = layer if isinstance(layer, LowBitLinear) else layer.weight
+            numbers = held.weight.detach() if isinstance(layer, LowBitLinear) else held.qdata
+            weight, scale = (stored.get_tensor(f"{path}.{name}").to(numbers.device) for name in ("weight", "weight_scale"))
+            equal += torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(held.scale, scale.float())
     return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
 
 
-def _made(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _made(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: how far a weight is from the one that it was made of, over the most that rounding it right can change it.
 
     float8: half a unit of the three bits behind the leading one (2**-4 of the weight; 2**-10 of the scale where it is next to nothing), and
@@ -180,7 +181,7 @@ def _made(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, 
 
 
 @torch.inference_mode()
-def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _products(kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: the linear layers of one layer beside float32 products of the same numbers, the inputs rounded as they are to be. The largest
     difference of a token over its length, and over what is allowed; and how far off the product is with inputs as they came.
 
@@ -191,7 +192,7 @@ def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
     differs = of_allowed = unrounded = 0.0
     zeros = True
     for layer in list(layers.values())[:LINEAR]:
-        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(layer.weight.device)
+        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(next(iter(layer.state_dict().values())).device)
         inputs[1] *= 100  # a token has a scale of its own
         inputs[5] = 0
         got, wide = layer(inputs).float(), numbers(layer)
@@ -204,7 +205,7 @@ def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
     return row | {"differs_from_unrounded": unrounded, "zeros_stay_zeros": zeros}
 
 
-def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, nn.Linear]) -> tuple[float, dict[str, Any]]:
+def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, Narrow]) -> tuple[float, dict[str, Any]]:
     """How far rounding inputs moves the logits, and a row: those of a prompt and a decode beside a plain model with the same numbers, in
     float32 and with transformers' attention; inputs rounded in both.
 

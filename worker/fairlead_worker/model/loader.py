@@ -23,6 +23,8 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
+from fairlead_worker.model.lowbit.linear import keep_fp8
+from fairlead_worker.model.lowbit.rows import rounder
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
@@ -140,6 +142,8 @@ def load_model(
     shards = None if group is None else Shards(group.rank, group.size)
     model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
+    if model.device.type == "cuda":
+        keep_fp8(model, torch_dtype, rounder)
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)

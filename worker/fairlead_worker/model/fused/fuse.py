@@ -10,12 +10,13 @@ from collections.abc import Callable
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.fuse import tolerance_of
 from fairlead_worker.model.fused.gated import gated_patches
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.norms import norm_patches, residual_patches
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
-from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
+from fairlead_worker.model.fused.trial import LOW_BIT, TOLERANCE, difference, trial
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def fuse_layers(
         "rope": lambda: rope_patches(model, library, layers, limit),
     }
     before = trial(model, limit)
+    tolerance = TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT
     made: dict[str, int] = {}
     for kind in (kind for kind in KINDS if kind in kinds):
         patches: list[Patch] = []
@@ -49,8 +51,8 @@ def fuse_layers(
                 patch.apply()
                 made[kind] = number + 1
             worst = difference(trial(model, limit), before)
-            if not worst <= TOLERANCE[dtype]:
-                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {TOLERANCE[dtype]:.0e}")
+            if not worst <= tolerance:
+                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {tolerance:.0e}")
         except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
             logger.warning("%s: %s stays unfused: %s", name, kind, reason if isinstance(reason, Unfused) else _shown(reason))
             for patch in reversed(patches[: made.pop(kind, 0)]):
