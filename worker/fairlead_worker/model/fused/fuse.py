@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.model.fuse import tolerance_of
+from fairlead_worker.model.fused.experts import expert_patches, has_experts
 from fairlead_worker.model.fused.gated import gated_patches
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.norms import norm_patches, residual_patches
@@ -20,7 +21,7 @@ from fairlead_worker.model.fused.trial import LOW_BIT, TOLERANCE, difference, tr
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("norm", "residual", "activation", "rope")
+KINDS = ("norm", "residual", "activation", "experts", "rope")
 
 
 def fuse_layers(
@@ -38,12 +39,13 @@ def fuse_layers(
         "norm": lambda: norm_patches(model, library),
         "residual": lambda: residual_patches(model),
         "activation": lambda: gated_patches(model, library),
+        "experts": lambda: expert_patches(model, library),
         "rope": lambda: rope_patches(model, library, layers, limit),
     }
     before = trial(model, limit)
     tolerance = TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT
     made: dict[str, int] = {}
-    for kind in (kind for kind in KINDS if kind in kinds):
+    for kind in (kind for kind in KINDS if kind in kinds and (kind != "experts" or has_experts(model))):
         patches: list[Patch] = []
         try:
             patches = finders[kind]()

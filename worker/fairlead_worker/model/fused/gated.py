@@ -87,7 +87,7 @@ def _patch(mlp: nn.Module, library: Library) -> Patch:
         projections, linear = (), stack
     else:
         raise Unfused(f"{type(mlp).__name__} has gate_up_proj as {type(stack).__name__}")
-    name = _activation(mlp)
+    name = activation_of(mlp)
     activate: Activation = getattr(library, name)
     last = _linear(down)
     rounded = partial(last.rounder.gated, activation=name) if isinstance(last, Fp8Linear) and last.rounder.fuses else None
@@ -102,7 +102,8 @@ def _slices(mlp: nn.Module) -> list[Slice]:
     return [child for child in mlp.children() if isinstance(child, Slice)]
 
 
-def _activation(mlp: nn.Module) -> str:
+def activation_of(mlp: nn.Module) -> str:
+    """Return the library's name of the activation of an MLP or of experts. Raises Unfused."""
     function = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
     if not callable(function):
         raise Unfused(f"{type(mlp).__name__} has no act_fn")

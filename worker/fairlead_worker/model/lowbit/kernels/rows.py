@@ -6,11 +6,19 @@ import torch
 import triton
 import triton.language as tl
 
+from fairlead_worker.kernels.prebuild import triton_driver
 from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, ROWS, Rounded
 
 WIDEST = 32768
 """Numbers of a row that a program can hold."""
 KINDS = {"silu_and_mul": 0, "gelu_tanh_and_mul": 1, "gelu_and_mul": 2}
+
+
+def use_prebuilt_driver() -> None:
+    """Let Triton take the driver that the image build compiled (`kernels.prebuild`), where there is one, instead of looking for gcc."""
+    driver = triton_driver()
+    if driver.exists():
+        triton.knobs.build.impl = lambda *_: str(driver)
 
 
 @triton.jit
@@ -78,6 +86,7 @@ class TritonRounder:
     fuses = True
 
     def __init__(self, blocks: bool = False) -> None:
+        use_prebuilt_driver()
         self._blocks = blocks
 
     def round(self, inputs: torch.Tensor) -> Rounded:
