@@ -25,6 +25,7 @@ from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit.checkpoint import problem_of
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.quantized import INT4_GROUP
 
@@ -36,17 +37,18 @@ SUMS = 0.05
 """Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
 LINEAR = 7
 """Linear layers of one of Llama's layers."""
-SIZES = {"fp8": 0.515, "kept": 0.515, "int4": 0.3}
+SIZES = {"fp8": 0.515, "kept": 0.515, "blocks": 0.515, "int4": 0.3}
 """At most so much of bfloat16's bytes: a byte, and a float32 for each output; half a byte, and two of 16 bits for 128 weights (0.27)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`stored`: of the float8 checkpoint; else made of bfloat16's at load."""
+    """`stored`: of a float8 checkpoint, with scales of rows or of `blocks`; else made of bfloat16's at load."""
 
     name: str
     quantization: str
     stored: bool = False
+    blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     if not multiplied:
         yield {"what": "products of float8", "ok": True, "left_out": "no GPU from 8.9 on: weights are widened for each product"}
     kinds = [Kind("fp8", "fp8"), Kind("kept", "none" if multiplied else "fp8", stored=True), Kind("int4", "int4")]
+    if problem := problem_of(device.device) if device.cuda else "no GPU":
+        yield {"what": "float8 in blocks", "ok": True, "left_out": problem}
+    else:
+        kinds.insert(2, Kind("blocks", "none", stored=True, blocks=True))
     if not device.cuda:
         yield {"what": "int4", "ok": True, "left_out": "no GPU, and its kernel is CUDA's"}
         kinds.pop()
@@ -102,10 +108,13 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             yield {"what": "bfloat16 beside float32, logits", "differs": differs}
             weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
             base = Base(device, runner, graphs, explicit, weights, differs)
-            float8 = save_float8(folder, Path(made) / "float8", device.device)
+            stored = {
+                blocks: save_float8(folder, Path(made) / f"float8-{blocks}", device.device, blocks)
+                for blocks in {kind.blocks for kind in kinds if kind.stored}
+            }
             for kind in kinds:
                 try:
-                    yield from _kind(base, kind, float8 if kind.stored else folder, sizes)
+                    yield from _kind(base, kind, stored[kind.blocks] if kind.stored else folder, sizes)
                 except Exception as error:  # a library's own, say of a kernel that is not for this device
                     traceback.print_exc()
                     yield {"what": kind.name, "ok": False, "said": f"{type(error).__name__}: {str(error)[-600:]}"}
@@ -150,13 +159,14 @@ def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, An
 
 def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
     """A row: whether numbers and scales are the checkpoint's, bit for bit."""
-    equal = 0
+    equal, suffix = 0, "weight_scale_inv" if kind.blocks else "weight_scale"
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         for path, layer in layers.items():
             held: Any = layer if isinstance(layer, LowBitLinear) else layer.weight
             numbers = held.weight.detach() if isinstance(layer, LowBitLinear) else held.qdata
-            weight, scale = (stored.get_tensor(f"{path}.{name}").to(numbers.device) for name in ("weight", "weight_scale"))
-            equal += torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(held.scale, scale.float())
+            weight, scale = (stored.get_tensor(f"{path}.{name}").to(numbers.device) for name in ("weight", suffix))
+            same = torch.equal(held.scale[:, : scale.shape[1]], scale.float())
+            equal += same and torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8))
     return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
 
 
@@ -197,7 +207,7 @@ def _products(kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
         inputs[5] = 0
         got, wide = layer(inputs).float(), numbers(layer)
         allowed = 2**-8 + layer.in_features / 32 * 2**-14 if rounds(layer) else 2**-7
-        off = apart(got, (by_token(inputs) if rounds(layer) else inputs.float()) @ wide.T)
+        off = apart(got, (by_token(inputs, kind.blocks) if rounds(layer) else inputs.float()) @ wide.T)
         differs, of_allowed = max(differs, off), max(of_allowed, off / allowed)
         unrounded = max(unrounded, apart(got, inputs.float() @ wide.T))
         zeros = zeros and not got[5].any()  # neither numbers nor what is none
@@ -217,7 +227,7 @@ def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, Nar
     base.explicit.take(layers)
     wide = base.explicit.logits(tokens)
     rounded = any(map(rounds, layers.values()))
-    want = base.explicit.logits(tokens, rounded=True) if rounded else wide
+    want = base.explicit.logits(tokens, rounded=True, blocks=kind.blocks) if rounded else wide
     got, own = said(base.device, runner), said(base.device, base.runner)
     rounding, differs = apart(want, wide), apart(got, want)
     allowed = 1.25 * base.differs + 0.02 + 2 * rounding

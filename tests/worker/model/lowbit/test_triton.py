@@ -34,7 +34,7 @@ def test_the_image_build_compiles_the_driver(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(rows, "triton_driver", lambda: driver)
     monkeypatch.setattr(triton.knobs.build, "impl", None)
     rows.use_prebuilt_driver()
-    assert triton.knobs.build.impl is None, "without one Triton compiles it"
+    assert getattr(triton.knobs.build, "impl") is None, "without one Triton compiles it"  # noqa: B009  # mypy would narrow it
     subprocess.run(["gcc", "-shared", "-o", tmp_path / "libcuda.so", "-xc", "/dev/null"], check=True, timeout=60)
     assert build_triton_driver(tmp_path) == driver and b"PyInit_cuda_utils" in driver.read_bytes()
     rows.use_prebuilt_driver()
