@@ -97,7 +97,7 @@ def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def held_bytes(layer: Narrow) -> int:
     if isinstance(layer, LowBitLinear):
-        return sum(part.nbytes for name, part in layer.state_dict().items() if name != "bias")
+        return sum(part.nbytes for name, part in (*layer.named_parameters(), *layer.named_buffers()) if name != "bias")
     return sum(part.nbytes for part in parts_of(layer.weight).values())
 
 

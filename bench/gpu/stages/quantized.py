@@ -202,7 +202,7 @@ def _products(kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     differs = of_allowed = unrounded = 0.0
     zeros = True
     for layer in list(layers.values())[:LINEAR]:
-        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(next(iter(layer.state_dict().values())).device)
+        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(next(layer.parameters()).device)
         inputs[1] *= 100  # a token has a scale of its own
         inputs[5] = 0
         got, wide = layer(inputs).float(), numbers(layer)
