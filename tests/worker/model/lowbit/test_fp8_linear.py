@@ -23,6 +23,7 @@ from fairlead_worker.model.lowbit import rows
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, keep_fp8, widened
 from fairlead_worker.model.lowbit.rows import GROUP, TorchRounder, dequantized
 from fairlead_worker.model.probe import probe_layers, trial_logits
+from fairlead_worker.sharding.group import Summed
 
 LIMIT = 200
 DROPPED = 2**-7
@@ -85,6 +86,16 @@ def test_the_parts_of_ranks_give_the_whole() -> None:
     ]
     exact = inputs.float() @ whole.numbers().T
     assert (ranks[0] + ranks[1] - exact).norm() <= 0.04 * exact.norm()
+
+
+def test_a_bias_is_added_once_after_the_sum_over_ranks() -> None:
+    layer, inputs = layer_of(64, 128, bias=True), drawn(5, 128).to(torch.bfloat16)
+    assert layer.bias is not None
+    bias, want = layer.bias.detach().clone(), layer(inputs)
+    twice = SimpleNamespace(add=lambda tensor: tensor + tensor)  # two ranks with equal parts
+    summed = Summed(layer, cast(Any, twice))
+    assert (summed.in_features, summed.out_features) == (128, 64), "for adapters"
+    assert close(summed(inputs), (2 * (want - bias) + bias).float())
 
 
 def test_blocks_are_padded_and_widened() -> None:
