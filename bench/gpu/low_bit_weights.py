@@ -12,6 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from fairlead_worker.model.fuse import Slice
+from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
+from fairlead_worker.model.lowbit.rows import GROUP
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448
 """Of float8's numbers."""
@@ -32,7 +36,11 @@ ABOUT = {
 """The `quantization_config` of published `FP8-dynamic` checkpoints: a scale for each output, inputs rounded by each token's largest."""
 
 
-def save_float8(source: Path, folder: Path, device: torch.device) -> Path:
+IN_BLOCKS = {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP], "activation_scheme": "dynamic"}
+"""The `quantization_config` of Qwen3's and DeepSeek's checkpoints: a scale for 128 by 128 numbers, inputs rounded in blocks of 128."""
+
+
+def save_float8(source: Path, folder: Path, device: torch.device, blocks: bool = False) -> Path:
     """The checkpoint in `source` with its linear layers' weights in float8; in bfloat16 their scales too, as published ones have them."""
     folder.mkdir()
     tensors: dict[str, torch.Tensor] = {}
@@ -47,19 +55,36 @@ def save_float8(source: Path, folder: Path, device: torch.device) -> Path:
                 if not name.endswith("_proj.weight"):
                     tensors[name] = tensor
                     continue
-                scale = (tensor.float().abs().amax(1, keepdim=True) / LARGEST).to(torch.bfloat16)
-                tensors[name] = (tensor.float() / scale.float()).clamp(-LARGEST, LARGEST).to(FLOAT8)
-                tensors[f"{name}_scale"] = scale
+                if blocks:
+                    grid = tensor.float().view(tensor.shape[0] // GROUP, GROUP, -1, GROUP).abs().amax((1, 3)) / LARGEST
+                    scale = grid.to(torch.bfloat16)
+                    wide = scale.float().repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
+                else:
+                    scale = (tensor.float().abs().amax(1, keepdim=True) / LARGEST).to(torch.bfloat16)
+                    wide = scale.float()
+                tensors[name] = (tensor.float() / wide).clamp(-LARGEST, LARGEST).to(FLOAT8)
+                tensors[f"{name}_scale_inv" if blocks else f"{name}_scale"] = scale
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": ABOUT}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": IN_BLOCKS if blocks else ABOUT}))
     return folder
 
 
-def narrow_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Those whose weight is a library's own kind of tensor."""
-    ordinary = (torch.Tensor, nn.Parameter)
-    return {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear) and type(part.weight) not in ordinary}
+Narrow = nn.Linear | LowBitLinear
+
+
+def narrow_layers(model: PreTrainedModel) -> dict[str, Narrow]:
+    """Those whose weight is in few bits; of a stack, each part by its own name."""
+    ordinary, found = (torch.Tensor, nn.Parameter), dict[str, Narrow]()
+    for path, part in model.named_modules():
+        if isinstance(part, Slice) and isinstance(stacked := part.stack.linear, LowBitLinear):
+            begin = sum(part.stack.sizes[: part.part])
+            found[path] = stacked.part(begin, begin + part.out_features)
+        elif (isinstance(part, LowBitLinear) and not path.endswith("_proj.linear")) or (
+            isinstance(part, nn.Linear) and type(part.weight) not in ordinary
+        ):
+            found[path] = part
+    return found
 
 
 def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -70,19 +95,23 @@ def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: getattr(weight, name) for name in names}
 
 
-def held_bytes(weight: torch.Tensor) -> int:
-    return sum(part.nbytes for part in parts_of(weight).values())
+def held_bytes(layer: Narrow) -> int:
+    if isinstance(layer, LowBitLinear):
+        return sum(part.nbytes for name, part in (*layer.named_parameters(), *layer.named_buffers()) if name != "bias")
+    return sum(part.nbytes for part in parts_of(layer.weight).values())
 
 
-def rounds(layer: nn.Linear) -> bool:
+def rounds(layer: Narrow) -> bool:
     """Whether it makes its inputs float8 too."""
-    return getattr(layer.weight, "act_quant_kwargs", None) is not None
+    return isinstance(layer, Fp8Linear) or getattr(layer.weight, "act_quant_kwargs", None) is not None
 
 
 @torch.inference_mode()
-def numbers(layer: nn.Linear) -> torch.Tensor:
+def numbers(layer: Narrow) -> torch.Tensor:
     """[outputs, inputs] float32: what its weight stands for. Of int4, whose layout is its kernel's own, by way of that kernel: rows of the
     identity, in bfloat16."""
+    if isinstance(layer, LowBitLinear):
+        return layer.numbers()
     held: Any = layer.weight
     if hasattr(held, "scale_and_zero"):
         identity = torch.eye(layer.in_features, dtype=torch.bfloat16, device=held.device)
@@ -91,10 +120,11 @@ def numbers(layer: nn.Linear) -> torch.Tensor:
     return wide
 
 
-def by_token(inputs: torch.Tensor) -> torch.Tensor:
-    """[..., inputs], each token rounded to float8 by its largest, as float32; scales are rounded to the inputs' dtype, as torchao's."""
-    scale = (inputs.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST).float()
-    return (inputs.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).float() * scale
+def by_token(inputs: torch.Tensor, blocks: bool = False) -> torch.Tensor:
+    """[..., inputs], each token rounded to float8 by its largest, or by the largest of each 128, as float32."""
+    grouped = inputs.float().reshape(*inputs.shape[:-1], -1, GROUP if blocks else inputs.shape[-1])
+    scale = grouped.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
+    return ((grouped / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).float() * scale).view(inputs.shape)
 
 
 class Explicit:
@@ -103,7 +133,7 @@ class Explicit:
     def __init__(self, folder: Path, device: torch.device) -> None:
         # transformers itself asks for `accelerate` here: with it nothing goes through the host.
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map={"": device}).eval()
-        self._rounds = False
+        self._rounds = self._blocks = False
         found = {path: part for path, part in self._model.named_modules() if isinstance(part, nn.Linear) and path.endswith("_proj")}
         self.layers = list(found)
         for part in found.values():
@@ -113,17 +143,17 @@ class Explicit:
         weight: torch.Tensor = self._model.get_parameter(f"{path}.weight").data
         return weight
 
-    def take(self, layers: Mapping[str, nn.Linear]) -> None:
+    def take(self, layers: Mapping[str, Narrow]) -> None:
         """Their numbers in the place of its own."""
         for path, layer in layers.items():
             self.weight(path).copy_(numbers(layer))
 
     @torch.inference_mode()
-    def logits(self, tokens: torch.Tensor, rounded: bool = False) -> torch.Tensor:
-        """[tokens, vocabulary] of `tokens` [n]. rounded: inputs of the layers' products are made float8 by token."""
-        self._rounds = rounded
+    def logits(self, tokens: torch.Tensor, rounded: bool = False, blocks: bool = False) -> torch.Tensor:
+        """[tokens, vocabulary] of `tokens` [n]. rounded: inputs of the layers' products are made float8 by token, or in blocks."""
+        self._rounds, self._blocks = rounded, blocks
         said: torch.Tensor = self._model(input_ids=tokens[None], use_cache=False).logits[0]
         return said.float()
 
     def _round(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (by_token(given[0]), *given[1:]) if self._rounds else given
+        return (by_token(given[0], self._blocks), *given[1:]) if self._rounds else given

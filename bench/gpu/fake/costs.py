@@ -16,8 +16,8 @@ SCATTERS = {aten.index_copy_, aten.index_put_, aten.index_add_, aten.scatter_, a
 WRITES = {aten.fill_, aten.zero_, aten.copy_, aten.normal_, aten.uniform_}
 """Do not read the tensor that they write."""
 PRODUCTS = {
-    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm, aten._grouped_mm, aten._scaled_grouped_mm, aten._weight_int4pack_mm,
-    aten._int_mm,
+    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm, aten._scaled_mm_v2, aten._grouped_mm, aten._scaled_grouped_mm,
+    aten._weight_int4pack_mm, aten._int_mm,
 }  # fmt: skip
 GROUPED = {aten._grouped_mm, aten._scaled_grouped_mm}
 
@@ -57,8 +57,8 @@ def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     """Return twice the number of multiplications; 0 for what is no product."""
     if packet is aten._weight_int4pack_mm:
         return int(2 * args[0].numel() * out.shape[-1])
-    if packet in GROUPED:
-        return int(2 * args[0].numel() * out.shape[-1])  # each row meets one expert
+    if packet in GROUPED or packet is aten._scaled_mm_v2:
+        return int(2 * args[0].numel() * out.shape[-1])  # each row meets one expert, or the one weight
     counted = flop_registry.get(packet)
     return 0 if counted is None else int(counted(*args, **kwargs, out_val=out))
 

@@ -16,17 +16,23 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from bench.gpu.fake.costs import size_of
 from bench.gpu.fake.flashinfer import make_library
 from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
+from bench.gpu.fake.rounder import FakeRounder
 from fairlead_worker.model import loader
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
+from fairlead_worker.model.lowbit import rows
+from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
+
+BLOCKS = "float8 in blocks"
+"""A quantization that only checkpoints have."""
 
 
 class FakeGroup(Group):
@@ -69,6 +75,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
+        for name in ("lowbit.rows", "loader"):
+            patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())
@@ -92,6 +100,7 @@ def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: 
     model = model.to_empty(device=CUDA).eval().requires_grad_(False)
     if quantization != "none":
         quantize(model, quantization)
+        keep_fp8(model, torch.bfloat16, rows.rounder)
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)
@@ -119,10 +128,25 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
     from fairlead_worker.model.quantized import quantize_arguments
 
+    if quantization == BLOCKS:
+        quantize_in_blocks(model)
+        return
     kind: Any = quantize_arguments("fake", quantization, CUDA)["quantization_config"].quant_type
     head = model.get_output_embeddings()
     with patch("torchao.quantization.quant_api._check_hardware_support"):  # asks torch.cuda.is_available
         quantize_(model, kind, filter_fn=lambda module, path: isinstance(module, nn.Linear) and module is not head)
+
+
+def quantize_in_blocks(model: PreTrainedModel) -> None:
+    """Replace the linear layers of `model` by those of a checkpoint in float8 blocks, as `take_fp8` does."""
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear) and layer is not head:
+                outputs, inputs = layer.weight.shape
+                weight = torch.empty(outputs, inputs, dtype=rows.FLOAT8, device=CUDA)
+                scale = torch.empty(-(-outputs // rows.GROUP), -(-inputs // rows.GROUP), device=CUDA)
+                setattr(parent, name, Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, rows.rounder(CUDA, True)))
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -17,6 +17,8 @@ from fairlead_worker.model.probe import probe_layers
 
 LIMIT = 4096
 ROUNDS = 5
+DENSE = tuple(kind for kind in KINDS if kind != "experts")
+"""Kinds of a model without experts."""
 
 
 def measure(device: Device) -> Iterator[dict[str, Any]]:
@@ -26,8 +28,8 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         yield {"what": "FlashInfer is installed", "ok": False}
         return
     variants: dict[str, PreTrainedModel] = {}
-    for count in range(len(KINDS) + 2):
-        wanted = (PROJECTIONS, *KINDS)[:count]
+    for count in range(len(DENSE) + 2):
+        wanted = (PROJECTIONS, *DENSE)[:count]
         model = build(device)
         layers = probe_layers(model)
         if PROJECTIONS in wanted:
@@ -46,6 +48,29 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
             what = f"{tokens} tokens, {'nothing fused' if name == 'nothing' else 'and ' + name}"
             yield {"what": what, "ms": now * 1e3, "of_nothing": now / median(times["nothing"]), "of_the_one_before": now / before}
             before = now
+
+    yield from _experts(device, kernels)
+
+
+def _experts(device: Device, kernels: Any) -> Iterator[dict[str, Any]]:
+    """Rows: milliseconds of layers with the experts of Qwen3 30B-A3B's shape, four of them, in their family's code and in ours."""
+    width, inner, count, heads = (2048, 768, 128, 32) if device.cuda else (128, 64, 4, 4)
+    config = AutoConfig.for_model(
+        "qwen3_moe", hidden_size=width, moe_intermediate_size=inner, num_experts=count, num_experts_per_tok=min(8, count // 2),
+        num_attention_heads=heads, num_key_value_heads=4, head_dim=64, num_hidden_layers=4, vocab_size=512, norm_topk_prob=True,
+        max_position_embeddings=LIMIT, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    with device.device:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.eval()
+    sizes = (1, 16, 256, 2048) if not device.tiny else (1, 8)
+    before = {tokens: device.seconds(run(model, tokens), 5) for tokens in sizes}
+    made = fuse_layers(model, kernels, probe_layers(model), LIMIT, ("experts",))
+    yield {"what": "fused: experts", "ok": made == ("experts",)}
+    for tokens in sizes:
+        now = device.seconds(run(model, tokens), 5)
+        yield {"what": f"{tokens} tokens, experts", "ms": now * 1e3, "of_nothing": now / before[tokens]}
 
 
 def build(device: Device) -> PreTrainedModel:

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
-from bench.gpu.low_bit_weights import Explicit, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
+from bench.gpu.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
 from bench.gpu.model import SHAPES, saved, scheduler_for, submit
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
@@ -26,6 +25,8 @@ from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit.checkpoint import problem_of
+from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.quantized import INT4_GROUP
 
 PACKAGES = ("torchao", "accelerate", "compressed_tensors")
@@ -36,17 +37,18 @@ SUMS = 0.05
 """Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
 LINEAR = 7
 """Linear layers of one of Llama's layers."""
-SIZES = {"fp8": 0.515, "kept": 0.515, "int4": 0.3}
+SIZES = {"fp8": 0.515, "kept": 0.515, "blocks": 0.515, "int4": 0.3}
 """At most so much of bfloat16's bytes: a byte, and a float32 for each output; half a byte, and two of 16 bits for 128 weights (0.27)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`stored`: of the float8 checkpoint; else made of bfloat16's at load."""
+    """`stored`: of a float8 checkpoint, with scales of rows or of `blocks`; else made of bfloat16's at load."""
 
     name: str
     quantization: str
     stored: bool = False
+    blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     if not multiplied:
         yield {"what": "products of float8", "ok": True, "left_out": "no GPU from 8.9 on: weights are widened for each product"}
     kinds = [Kind("fp8", "fp8"), Kind("kept", "none" if multiplied else "fp8", stored=True), Kind("int4", "int4")]
+    if problem := problem_of(device.device) if device.cuda else "no GPU":
+        yield {"what": "float8 in blocks", "ok": True, "left_out": problem}
+    else:
+        kinds.insert(2, Kind("blocks", "none", stored=True, blocks=True))
     if not device.cuda:
         yield {"what": "int4", "ok": True, "left_out": "no GPU, and its kernel is CUDA's"}
         kinds.pop()
@@ -102,10 +108,13 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             yield {"what": "bfloat16 beside float32, logits", "differs": differs}
             weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
             base = Base(device, runner, graphs, explicit, weights, differs)
-            float8 = save_float8(folder, Path(made) / "float8", device.device)
+            stored = {
+                blocks: save_float8(folder, Path(made) / f"float8-{blocks}", device.device, blocks)
+                for blocks in {kind.blocks for kind in kinds if kind.stored}
+            }
             for kind in kinds:
                 try:
-                    yield from _kind(base, kind, float8 if kind.stored else folder, sizes)
+                    yield from _kind(base, kind, stored[kind.blocks] if kind.stored else folder, sizes)
                 except Exception as error:  # a library's own, say of a kernel that is not for this device
                     traceback.print_exc()
                     yield {"what": kind.name, "ok": False, "said": f"{type(error).__name__}: {str(error)[-600:]}"}
@@ -140,26 +149,28 @@ def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[s
     yield _chunk(device, ways, sizes.chunk)
 
 
-def _bytes(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: the weights of linear layers over bfloat16's. Head and embeddings are as they were."""
-    held = sum(held_bytes(layer.weight) for layer in layers.values())
+    held = sum(held_bytes(layer) for layer in layers.values())
     share = held / sum(weight.nbytes for weight in base.weights.values())
     row = {"what": f"{kind.name}, bytes", "ok": set(layers) == set(base.weights) and share <= SIZES[kind.name], "of_bfloat16": share}
     return row | {"gib": held / 2**30, "rounds_inputs": any(map(rounds, layers.values()))}
 
 
-def _stored(kind: Kind, layers: Mapping[str, nn.Linear], folder: Path) -> dict[str, Any]:
+def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
     """A row: whether numbers and scales are the checkpoint's, bit for bit."""
-    equal = 0
+    equal, suffix = 0, "weight_scale_inv" if kind.blocks else "weight_scale"
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         for path, layer in layers.items():
-            held: Any = layer.weight
-            weight, scale = (stored.get_tensor(f"{path}.{name}").to(held.device) for name in ("weight", "weight_scale"))
-            equal += torch.equal(held.qdata.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(held.scale, scale.float())
+            held: Any = layer if isinstance(layer, LowBitLinear) else layer.weight
+            numbers = held.weight.detach() if isinstance(layer, LowBitLinear) else held.qdata
+            weight, scale = (stored.get_tensor(f"{path}.{name}").to(numbers.device) for name in ("weight", suffix))
+            same = torch.equal(held.scale[:, : scale.shape[1]], scale.float())
+            equal += same and torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8))
     return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
 
 
-def _made(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _made(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: how far a weight is from the one that it was made of, over the most that rounding it right can change it.
 
     float8: half a unit of the three bits behind the leading one (2**-4 of the weight; 2**-10 of the scale where it is next to nothing), and
@@ -180,7 +191,7 @@ def _made(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, 
 
 
 @torch.inference_mode()
-def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+def _products(kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
     """A row: the linear layers of one layer beside float32 products of the same numbers, the inputs rounded as they are to be. The largest
     difference of a token over its length, and over what is allowed; and how far off the product is with inputs as they came.
 
@@ -191,12 +202,12 @@ def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
     differs = of_allowed = unrounded = 0.0
     zeros = True
     for layer in list(layers.values())[:LINEAR]:
-        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(layer.weight.device)
+        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(next(layer.parameters()).device)
         inputs[1] *= 100  # a token has a scale of its own
         inputs[5] = 0
         got, wide = layer(inputs).float(), numbers(layer)
         allowed = 2**-8 + layer.in_features / 32 * 2**-14 if rounds(layer) else 2**-7
-        off = apart(got, (by_token(inputs) if rounds(layer) else inputs.float()) @ wide.T)
+        off = apart(got, (by_token(inputs, kind.blocks) if rounds(layer) else inputs.float()) @ wide.T)
         differs, of_allowed = max(differs, off), max(of_allowed, off / allowed)
         unrounded = max(unrounded, apart(got, inputs.float() @ wide.T))
         zeros = zeros and not got[5].any()  # neither numbers nor what is none
@@ -204,7 +215,7 @@ def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
     return row | {"differs_from_unrounded": unrounded, "zeros_stay_zeros": zeros}
 
 
-def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, nn.Linear]) -> tuple[float, dict[str, Any]]:
+def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, Narrow]) -> tuple[float, dict[str, Any]]:
     """How far rounding inputs moves the logits, and a row: those of a prompt and a decode beside a plain model with the same numbers, in
     float32 and with transformers' attention; inputs rounded in both.
 
@@ -216,7 +227,7 @@ def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, nn.
     base.explicit.take(layers)
     wide = base.explicit.logits(tokens)
     rounded = any(map(rounds, layers.values()))
-    want = base.explicit.logits(tokens, rounded=True) if rounded else wide
+    want = base.explicit.logits(tokens, rounded=True, blocks=kind.blocks) if rounded else wide
     got, own = said(base.device, runner), said(base.device, base.runner)
     rounding, differs = apart(want, wide), apart(got, want)
     allowed = 1.25 * base.differs + 0.02 + 2 * rounding

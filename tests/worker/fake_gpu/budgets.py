@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe bf16": ("qwen3_moe", "none", MOE),
     "deepseek_v3 bf16": ("deepseek_v3", "none", {}),
     "llama fp8": ("llama", "fp8", SIZES),
+    "llama fp8 in blocks": ("llama", "float8 in blocks", SIZES),
     "llama int4": ("llama", "int4", SIZES),
     "llama bf16, 2 ranks": ("llama", "none", SIZES),
 }

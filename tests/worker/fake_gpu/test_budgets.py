@@ -26,4 +26,8 @@ def test_low_bit_weights_are_read_in_their_bits() -> None:
     plain, fp8, int4 = (read()[f"llama {dtype}"]["decode"]["layer"] for dtype in ("bf16", "fp8", "int4"))
     assert any("float8" in name for name in fp8.kernels) and not any(name.startswith(("mm", "addmm")) for name in fp8.kernels)
     assert any("int4" in name for name in int4.kernels) and not any(name.startswith(("mm", "addmm")) for name in int4.kernels)
+    blocks = read()["llama fp8 in blocks"]["decode"]["layer"]
+    for each in (fp8, blocks):
+        assert sum(each.kernels.values()) == 11, "as in 16 bits, and the inputs of o_proj are rounded"
+    assert blocks.bytes < plain.bytes and any("float8" in name for name in blocks.kernels)
     assert fp8.bytes < plain.bytes  # int4 pads inputs to 1,024, which is more than these layers have

@@ -1,14 +1,18 @@
 """Compile FlashInfer's kernels ahead of time, with nvcc, in an image build: `python -m fairlead_worker.kernels.prebuild`.
 
 The kernels go where FlashInfer looks first (`flashinfer/data/aot`). So a pod needs no compiler, and neither its start nor its first
-request waits for one. The build needs no GPU: FLASHINFER_CUDA_ARCH_LIST names the target architectures ("9.0a 10.0a").
+request waits for one. The build needs no GPU: FLASHINFER_CUDA_ARCH_LIST names the target architectures ("9.0a 10.0a"). Triton's kernels
+need no nvcc, but its driver is C code that Triton would compile in the pod: it is compiled here too, beside its source.
 """
 
 import argparse
 import importlib
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +21,7 @@ import torch
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling")))
+CUDA_STUBS = Path("/usr/local/cuda/lib64/stubs")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """The activations of `fused.gated.ACTIVATIONS`, by FlashInfer's module names."""
 
@@ -42,7 +47,25 @@ def main(arguments: list[str] | None = None) -> int:
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built, target)
     print(f"in {environment.FLASHINFER_AOT_DIR}", flush=True)
+    print(f"Triton's driver: {build_triton_driver(CUDA_STUBS)}", flush=True)
     return 0
+
+
+def triton_driver() -> Path:
+    """Return where Triton's compiled driver is, if it was compiled in the image build. Raises RuntimeError without Triton."""
+    found = find_spec("triton")
+    if found is None or found.origin is None:
+        raise RuntimeError("Triton is not installed")
+    return Path(found.origin).parent / "backends" / "nvidia" / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def build_triton_driver(stubs: Path) -> Path:
+    """Compile Triton's driver with gcc; return the file. stubs: a folder with a libcuda.so to link, as CUDA's development files have."""
+    target = triton_driver()
+    includes = [target.parent / "include", sysconfig.get_paths()["include"]]
+    command = ["gcc", "-O3", "-shared", "-fPIC", "-o", target, target.parent / "driver.c", *(f"-I{each}" for each in includes)]
+    subprocess.run([*map(str, command), f"-L{stubs}", "-lcuda"], check=True)
+    return target
 
 
 def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:

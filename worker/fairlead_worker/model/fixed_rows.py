@@ -14,6 +14,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fairlead_worker.model.lowbit.linear import LowBitLinear
+
 ROWS = {"cpu": 16}
 GPU_ROWS = 256
 """Approximate number of rows from which products are no longer bound by reading the weights."""
@@ -38,7 +40,7 @@ class FixedRows:
 
 def fix_rows(model: PreTrainedModel) -> int:
     """Fix the rows of every torch linear layer of `model`, in place; return how many. Packed layers (`model.packed`) do not need it."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D | LowBitLinear)]
     for layer in layers:
         layer.forward = FixedRows(layer.forward, ROWS.get(model.device.type, GPU_ROWS))  # type: ignore[method-assign]  # this object's
     return len(layers)

@@ -5,13 +5,15 @@ others take their slices of its output. So neither the order of a family's calls
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
+from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.model.quantized import is_plain
 
@@ -21,19 +23,17 @@ GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Name of the stack in its parent -> the children that it replaces, by the names that nearly all families use."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Tolerance relative to the largest value: another order of summation, then rounding to the dtype."""
+LOW_BIT_TOLERANCE = 0.1
+"""The same where inputs are rounded to 8 bits: of those that differ in their last bit, one in 8 to 16 is rounded to another neighbour."""
 
 
 class Stack(nn.Module):
     """One linear layer in place of several. It keeps its last output until each of them has taken its slice."""
 
-    def __init__(self, parts: list[nn.Linear]) -> None:
+    def __init__(self, parts: list[nn.Linear] | list[LowBitLinear]) -> None:
         super().__init__()
         first = parts[0]
-        with torch.device("meta"):
-            self.linear: nn.Module = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False)
-        self.linear.weight = nn.Parameter(torch.cat([p.weight for p in parts]), requires_grad=False)
-        if first.bias is not None:
-            self.linear.bias = nn.Parameter(torch.cat([p.bias for p in parts]), requires_grad=False)
+        self.linear: nn.Module = first.stacked(parts[1:]) if isinstance(first, LowBitLinear) else _stacked(parts)
         self.sizes = [p.out_features for p in parts]
         self._input: torch.Tensor | None = None
         self._answers: list[torch.Tensor | None] = []
@@ -56,14 +56,27 @@ class Stack(nn.Module):
 class Slice(nn.Module):
     """Shim in place of a projection."""
 
-    def __init__(self, stack: Stack, part: int, replaced: nn.Linear) -> None:
+    def __init__(self, stack: Stack, part: int, replaced: nn.Linear | LowBitLinear) -> None:
         super().__init__()
         self._stack = (stack,)  # a tuple hides the stack from torch: it must be a child of its parent only, not of each slice
         self.part = part
         self.in_features, self.out_features = replaced.in_features, replaced.out_features
 
+    @property
+    def stack(self) -> Stack:
+        return self._stack[0]
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._stack[0].take(self.part, inputs)
+        return self.stack.take(self.part, inputs)
+
+
+def _stacked(parts: Sequence[Any]) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=False)
+    linear.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
+    if parts[0].bias is not None:
+        linear.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    return linear
 
 
 def fuse_projections(model: PreTrainedModel) -> int:
@@ -82,7 +95,7 @@ def fuse_projections(model: PreTrainedModel) -> int:
         if not _stack(sites[0], name, children):
             continue
         try:
-            problem = "" if close(trial_logits(model), before) else "the logits changed"
+            problem = "" if close(trial_logits(model), before, tolerance_of(model)) else "the logits changed"
         except Exception as error:  # whatever a family's own code raises for a shim
             problem = f"the model does not run: {error}"
         if problem:
@@ -126,7 +139,11 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None)
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(type(part) is nn.Linear and is_plain(part) and not _has_hooks(part) for part in parts):
+    if hasattr(parent, name) or not all(isinstance(part, nn.Module) and not _has_hooks(part) for part in parts):
+        return False
+    if isinstance(first := parts[0], LowBitLinear):
+        return all(part is not None and first.matches(part) for part in parts)
+    if not all(type(part) is nn.Linear and is_plain(part) for part in parts):
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (
@@ -142,9 +159,9 @@ def _has_hooks(module: nn.Module) -> bool:
 def _stack(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts: list[nn.Linear] = [getattr(parent, child) for child in children]
     stack = Stack(parts)
-    inputs = sample_input(parts[0].in_features, parts[0].weight)
+    inputs = sample_for(parts[0])
     with torch.inference_mode():
-        same = all(close(got, part(inputs)) for got, part in zip(_answers(stack, inputs), parts, strict=True))
+        same = all(close(got, part(inputs), tolerance_of(stack)) for got, part in zip(_answers(stack, inputs), parts, strict=True))
     if not same:
         logger.warning("%s: %s stays unfused: the stack gives other numbers", type(parent).__name__, "/".join(children))
         return False
@@ -162,3 +179,16 @@ def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor
     """Return [1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
     generator = torch.Generator().manual_seed(width)
     return torch.randn(1, count, width, generator=generator).to(like)
+
+
+def sample_for(linear: nn.Module, count: int = 5) -> torch.Tensor:
+    """Return `sample_input` for a linear layer."""
+    weight: Any = linear.weight
+    if isinstance(linear, LowBitLinear):
+        return sample_input(linear.in_features, torch.empty(0, dtype=linear.dtype, device=linear.device), count)
+    return sample_input(weight.shape[1], weight, count)
+
+
+def tolerance_of(module: nn.Module) -> float | None:
+    """Return the tolerance for `close` on outputs of `module`."""
+    return LOW_BIT_TOLERANCE if any(isinstance(part, LowBitLinear) for part in module.modules()) else None

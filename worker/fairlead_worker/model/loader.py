@@ -1,6 +1,7 @@
 """Model loader: a model URI becomes a transformers model that attends through our backends."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,9 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
+from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
+from fairlead_worker.model.lowbit.linear import keep_fp8
+from fairlead_worker.model.lowbit.rows import rounder
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
@@ -50,6 +54,8 @@ from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.digest import model_digest
 from fairlead_worker.weights.progress import Progress, no_progress
 from fairlead_worker.weights.uri import resolve
+
+logger = logging.getLogger(__name__)
 
 PROJECTIONS = "projections"
 FUSIONS = (PROJECTIONS, *KINDS)
@@ -123,8 +129,10 @@ def load_model(
     config = _read_config(uri, folder, ranks)
     stored = hasattr(config, "quantization_config")
     named: dict[str, Any] = {}
+    keeps = False
     if stored:
-        named = read_arguments(uri, config)
+        keeps = keeps_fp8(config, choose_dtype(uri, dtype, config, torch.device(device)), torch.device(device), ranks)
+        named = read_arguments(uri, config, keeps)
         check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
@@ -140,6 +148,10 @@ def load_model(
     shards = None if group is None else Shards(group.rank, group.size)
     model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
+    if model.device.type == "cuda":
+        keep_fp8(model, torch_dtype, rounder)
+    if keeps:
+        logger.info("%d linear layers stay in float8", take_fp8(model, torch_dtype))
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)

@@ -71,11 +71,12 @@ def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dic
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
-def read_arguments(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
+def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str, Any]:
     """Return arguments of `from_pretrained` for a quantized checkpoint, and request dequantization where it cannot be read otherwise.
 
-    That holds for float8 in blocks (DeepSeek's and Qwen's), whose kernels transformers would fetch at run time, and for packed
-    integers with zero points, for which compressed-tensors reserves no memory. Raises ModelLoadError.
+    That holds for float8 in blocks (DeepSeek's and Qwen's), whose kernels transformers would fetch at run time, unless our layers keep
+    it (`lowbit.checkpoint`); and for packed integers with zero points, for which compressed-tensors reserves no memory. Raises
+    ModelLoadError.
     """
     given = config.quantization_config
     try:
@@ -83,7 +84,7 @@ def read_arguments(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
-        config.quantization_config = {**given, "dequantize": True}
+        config.quantization_config = {**given, "dequantize": not keeps}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
@@ -113,7 +114,7 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
     match given.get("quant_method"):
         case "fp8":
             outputs, inputs = given.get("weight_block_size") or (0, 0)
-            return Groups(_sizes(outputs), _sizes(inputs), widened=True)
+            return Groups(_sizes(outputs), _sizes(inputs), widened=given.get("dequantize", True))
         case "compressed-tensors":
             weights = [each.weights for each in _schemes(given)]
             blocks = [each.block_structure for each in weights if each.block_structure]

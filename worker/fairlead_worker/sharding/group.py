@@ -1,5 +1,7 @@
 """The ranks of a model in torch.distributed, and the two layers that exchange data with the other ranks."""
 
+from typing import Any
+
 import msgspec
 import torch
 import torch.distributed as dist
@@ -100,9 +102,10 @@ class Summed(nn.Module):
         super().__init__()
         self.layer = layer
         self.bias: torch.Tensor | None = None
-        if isinstance(layer, nn.Linear):
-            self.in_features, self.out_features = layer.in_features, layer.out_features
-            self.bias, layer.bias = None if layer.bias is None else layer.bias.detach(), None  # type: ignore[assignment]  # torch: may be None
+        linear: Any = layer
+        if hasattr(layer, "in_features"):  # torch's linear layer, or one that keeps fewer bits
+            self.in_features, self.out_features = linear.in_features, linear.out_features
+            self.bias, linear.bias = None if linear.bias is None else linear.bias.detach(), None
         self._group = group
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.fuse import tolerance_of
+from fairlead_worker.model.fused.experts import expert_patches, has_experts
 from fairlead_worker.model.fused.gated import gated_patches
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.norms import norm_patches, residual_patches
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
-from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
+from fairlead_worker.model.fused.trial import LOW_BIT, TOLERANCE, difference, trial
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("norm", "residual", "activation", "rope")
+KINDS = ("norm", "residual", "activation", "experts", "rope")
 
 
 def fuse_layers(
@@ -37,11 +39,13 @@ def fuse_layers(
         "norm": lambda: norm_patches(model, library),
         "residual": lambda: residual_patches(model),
         "activation": lambda: gated_patches(model, library),
+        "experts": lambda: expert_patches(model, library),
         "rope": lambda: rope_patches(model, library, layers, limit),
     }
     before = trial(model, limit)
+    tolerance = TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT
     made: dict[str, int] = {}
-    for kind in (kind for kind in KINDS if kind in kinds):
+    for kind in (kind for kind in KINDS if kind in kinds and (kind != "experts" or has_experts(model))):
         patches: list[Patch] = []
         try:
             patches = finders[kind]()
@@ -49,8 +53,8 @@ def fuse_layers(
                 patch.apply()
                 made[kind] = number + 1
             worst = difference(trial(model, limit), before)
-            if not worst <= TOLERANCE[dtype]:
-                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {TOLERANCE[dtype]:.0e}")
+            if not worst <= tolerance:
+                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {tolerance:.0e}")
         except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
             logger.warning("%s: %s stays unfused: %s", name, kind, reason if isinstance(reason, Unfused) else _shown(reason))
             for patch in reversed(patches[: made.pop(kind, 0)]):

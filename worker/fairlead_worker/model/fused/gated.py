@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import Slice, Stack, close, sample_input
+from fairlead_worker.model.fuse import Slice, Stack, close, sample_for, tolerance_of
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
+from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
+from fairlead_worker.model.lowbit.rows import Rounded
+from fairlead_worker.sharding.group import Summed
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 ACTIVATIONS: dict[str, Activation] = {
@@ -32,19 +36,32 @@ class Gated:
     activate: Activation
     """[..., 2 * inner] -> [..., inner]"""
     down: nn.Module
+    rounded: Callable[[torch.Tensor], Rounded] | None = None
+    """The same as `activate`, rounded to float8 in the same kernel: what a `down` in float8 multiplies."""
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if any(_has_active_hook(part) for part in self.projections):
             both = torch.cat([part(hidden_states) for part in self.projections], -1)
         else:
             both = self.gate_up(hidden_states)
-        answer: torch.Tensor = self.down(self.activate(both))
+        rounds = self.rounded is not None and _takes_rounded(self.down)
+        answer: torch.Tensor = self.down(self.rounded(both) if rounds and self.rounded is not None else self.activate(both))
         return answer
 
 
 def _has_active_hook(projection: nn.Module) -> bool:
     """Return whether a hook reads the projection in this step. A hook can have `is_active` to say that it does not."""
     return bool(projection._forward_pre_hooks) or any(getattr(hook, "is_active", True) for hook in projection._forward_hooks.values())
+
+
+def _linear(layer: nn.Module) -> nn.Module:
+    """Return the layer that multiplies, without the sum over ranks."""
+    return layer.layer if isinstance(layer, Summed) else layer
+
+
+def _takes_rounded(down: nn.Module) -> bool:
+    """Return whether no hook, and no other forward (`fixed_rows`), reads the inputs of `down` in this step."""
+    return not any(_has_active_hook(part) or "forward" in vars(part) for part in {down, _linear(down)})
 
 
 def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
@@ -66,16 +83,17 @@ def _patch(mlp: nn.Module, library: Library) -> Patch:
         projections, linear = tuple(sorted(_slices(mlp), key=lambda child: child.part)), stack.linear
         if len(set(stack.sizes)) != 1 or len(stack.sizes) != 2:
             raise Unfused(f"{type(mlp).__name__} has projections of {stack.sizes}")
-    elif isinstance(stack, nn.Linear):
+    elif isinstance(stack, nn.Linear | LowBitLinear):
         projections, linear = (), stack
     else:
         raise Unfused(f"{type(mlp).__name__} has gate_up_proj as {type(stack).__name__}")
-    activate: Activation = getattr(library, _activation(mlp))
-    forward = Gated(projections, linear, activate, down)
-    weight = linear.weight
-    assert isinstance(weight, torch.Tensor)
-    inputs = sample_input(weight.shape[1], weight)
-    if not close(forward(inputs), mlp(inputs)):
+    name = activation_of(mlp)
+    activate: Activation = getattr(library, name)
+    last = _linear(down)
+    rounded = partial(last.rounder.gated, activation=name) if isinstance(last, Fp8Linear) and last.rounder.fuses else None
+    forward = Gated(projections, linear, activate, down, rounded)
+    inputs = sample_for(linear)
+    if not close(forward(inputs), mlp(inputs), tolerance_of(mlp)):
         raise Unfused(f"{type(mlp).__name__} gives other numbers")
     return Patch(mlp, forward)
 
@@ -84,7 +102,8 @@ def _slices(mlp: nn.Module) -> list[Slice]:
     return [child for child in mlp.children() if isinstance(child, Slice)]
 
 
-def _activation(mlp: nn.Module) -> str:
+def activation_of(mlp: nn.Module) -> str:
+    """Return the library's name of the activation of an MLP or of experts. Raises Unfused."""
     function = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
     if not callable(function):
         raise Unfused(f"{type(mlp).__name__} has no act_fn")

@@ -5,7 +5,7 @@ its forward becomes `Residual`: the same modules, with each sum and the followin
 sum belongs to the next layer. It is computed early and returned when that norm is called with the same sum.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from fairlead_worker.model.fuse import close, sample_input
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
+from fairlead_worker.model.lowbit.linear import Fp8Linear
+from fairlead_worker.model.lowbit.rows import Rounder, attach
 from fairlead_worker.model.structure import LAYOUTS
 
 
@@ -28,6 +30,8 @@ class RmsNorm:
     eps: float
     plus_one: bool
     """Gemma's norm: the factor is weight + 1."""
+    rounder: Rounder | None = None
+    """Also rounds the norm of a sum to float8, for layers that multiply float8."""
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise [..., width]. [1, T, heads, width] and its transpose, as for norms of queries and keys, are read in place."""
@@ -44,6 +48,10 @@ class RmsNorm:
     def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the norm of residual + update, both [..., width]. `residual` becomes the sum, and `update` is overwritten."""
         width = update.shape[-1]
+        if self.rounder is not None:
+            rows = update.view(-1, width), residual.view(-1, width)
+            rounded = self.rounder.add_norm(*rows, self.weight, self.eps, self.plus_one)
+            return attach(update, rounded._replace(shape=tuple(update.shape)))
         add = self.library.gemma_fused_add_rmsnorm if self.plus_one else self.library.fused_add_rmsnorm
         add(update.view(-1, width), residual.view(-1, width), self.weight, self.eps)
         return update
@@ -131,7 +139,11 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
     if not isinstance(layers, nn.ModuleList) or final is None:
         raise Unfused("it is not a list of layers followed by a norm")
     parts = [_parts(layer) for layer in layers]
-    ahead = [PrecomputedNorm(_fused_norm(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
+    ahead = [
+        PrecomputedNorm(_fused_norm(norms["before_attention"], layer.get_submodule("self_attn")))
+        for layer, norms in zip(layers, parts, strict=True)
+    ]
+    ahead.append(PrecomputedNorm(_fused_norm(final)))
     patches = []
     for number, (layer, norms) in enumerate(zip(layers, parts, strict=True)):
         patches.append(Patch(norms["before_attention"], ahead[number]))
@@ -140,7 +152,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
             layer.get_submodule("mlp"),
             norms["before_attention"],
             norms.get("after_attention"),
-            _fused_norm(norms["before_mlp"]),
+            _fused_norm(norms["before_mlp"], layer.get_submodule("mlp")),
             norms.get("after_mlp"),
             ahead[number + 1],
         )
@@ -156,8 +168,10 @@ def _parts(layer: nn.Module) -> dict[str, nn.Module]:
     return {place: layer.get_submodule(name) for place, name in LAYOUTS[names].items()}
 
 
-def _fused_norm(module: nn.Module) -> RmsNorm:
+def _fused_norm(module: nn.Module, reader: nn.Module | None = None) -> RmsNorm:
+    """Return the fused norm of `module`, which also rounds if `reader`, the module that reads it, multiplies float8."""
     forward = vars(module).get("forward")
     if not isinstance(forward, RmsNorm):
         raise Unfused(f"its {type(module).__name__} is not fused")
-    return forward
+    layers = [] if reader is None else [layer for layer in reader.modules() if isinstance(layer, Fp8Linear)]
+    return replace(forward, rounder=layers[0].rounder) if layers and layers[0].rounder.fuses else forward

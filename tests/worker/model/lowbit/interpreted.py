@@ -1,0 +1,83 @@
+"""Triton's kernels in its interpreter, on the CPU, beside plain torch.
+
+A program of its own (`TRITON_INTERPRET=1 python -m tests.worker.model.lowbit.interpreted`), because Triton decides at its import whether
+to interpret. Prints "kernel: largest difference" and ends with 1 if
+one is too large.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tests.worker.model.lowbit.reference import ReferenceRounder
+from triton.runtime import interpreter
+
+from fairlead_worker.model.lowbit.kernels.rows import KINDS, TritonRounder
+from fairlead_worker.model.lowbit.rows import Rounded, dequantized
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+STEP = 2**-3
+"""The largest step of float8 over the number: numbers that differ in their last bit may be rounded to two neighbours."""
+
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+
+
+def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+    """Convert as a GPU does: the interpreter (3.9) loses the carry of a mantissa that is rounded up to the next power of 2."""
+    bits = {8: (np.uint8, torch.uint8), 16: (np.uint16, torch.uint16), 32: (np.uint32, torch.uint32)}
+    raw = np.frombuffer(numbers.tobytes(), dtype=bits[source.primitive_bitwidth][0]).copy()
+    made = torch.from_numpy(raw).view(DTYPES[str(source)]).to(DTYPES[str(target)])
+    return made.view(bits[target.primitive_bitwidth][1]).numpy().reshape(numbers.shape)
+
+
+interpreter._convert_float = convert
+
+
+def off(got: Rounded, want: Rounded) -> float:
+    """Return the largest difference over the number's size, or over a thousandth of the token's largest."""
+    assert got.values.shape == want.values.shape and got.scale.shape == want.scale.shape and got.shape == want.shape
+    assert got.scale.stride() == want.scale.stride() or 1 in got.scale.shape
+    numbers, exact = dequantized(got), dequantized(want)
+    size = exact.abs().clamp(min=1e-3 * float(exact.abs().amax()))
+    return float(((numbers - exact).abs() / size).max()) if exact.numel() else 0.0
+
+
+def rows() -> Iterator[tuple[str, float]]:
+    drawn = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=drawn).to(torch.bfloat16)
+
+    for blocks, width in ((False, 256), (False, 200), (True, 256), (True, 640)):
+        triton, plain = TritonRounder(blocks), ReferenceRounder(blocks)
+        inputs = draw(1, 5, width)
+        inputs[0, 1] *= 100
+        inputs[0, 3] = 0
+        name = f"{'blocks of ' if blocks else ''}{width}"
+        yield f"round, {name}", off(triton.round(inputs), plain.round(inputs))
+        assert not dequantized(triton.round(inputs))[3].any()
+        for plus_one in (False, True):
+            update, residual, weight = draw(5, width), draw(5, width), draw(width)
+            copies = update.clone(), residual.clone()
+            got, want = triton.add_norm(update, residual, weight, 1e-5, plus_one), plain.add_norm(*copies, weight, 1e-5, plus_one)
+            yield f"add_norm, {name}, {plus_one}", off(got, want)
+            yield f"its sum, {name}", float((residual != copies[1]).sum())
+            yield f"its norm, {name}", float(((update - copies[0]).abs() / copies[0].abs().clamp(min=0.01)).max())
+        for kind in KINDS:
+            both = draw(5, 2 * width)
+            yield f"{kind}, {name}", off(triton.gated(both, kind), plain.gated(both, kind))
+
+
+def main() -> int:
+    worst = 0.0
+    for name, difference in rows():
+        print(f"{name}: {difference:.2e}")
+        worst = max(worst, difference)
+    return int(not worst <= STEP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

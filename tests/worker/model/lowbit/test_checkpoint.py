@@ -1,0 +1,164 @@
+"""Float8 checkpoints of DeepSeek's kind that stay in 8 bits: their numbers, their layers, ranks' parts, and why others are widened."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, save_quantized
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+from fairlead_worker.model import loader
+from fairlead_worker.model.fuse import Stack
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit import checkpoint
+from fairlead_worker.model.lowbit.checkpoint import problem_of, reason_against
+from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
+from fairlead_worker.model.lowbit.rows import Rounded, TorchRounder, dequantized
+from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.sharding.group import Group
+
+SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+IN_BLOCKS = Form(blocks(128, 128, "weight_scale_inv"), BLOCKS, SIZES)
+
+
+class Alone(Group):
+    """One rank whose others send nothing."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, 2, torch.device("cpu"))
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor] * self.size, -1)
+
+    def objection(self, error: str, digest: str = "") -> str:
+        return error
+
+
+def explicit(layer: Fp8BlockLinear, rounded: Rounded) -> torch.Tensor:
+    """Multiply as cuBLAS does; torch has no product of blocks on a CPU."""
+    answer = dequantized(rounded) @ layer.numbers().T
+    return (answer if layer.bias is None else answer + layer.bias).to(layer.dtype)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pretend that this device multiplies float8, in blocks too."""
+    pytest.importorskip("accelerate", reason="the extra gpu is not installed")
+    monkeypatch.setattr(loader, "keeps_fp8", lambda config, dtype, device, ranks: not reason_against(config, dtype, ranks))
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
+    monkeypatch.setattr(checkpoint, "rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
+    yield
+
+
+def ragged(weight: torch.Tensor) -> Made:
+    """Blocks of 128 by 128 of which the last ones may be incomplete."""
+    rows, columns = weight.shape
+    parts, plain = blocks(128, 128, "weight_scale_inv")(torch.nn.functional.pad(weight, (0, -columns % 128, 0, -rows % 128)))
+    return parts | {"weight": parts["weight"][:rows, :columns]}, plain[:rows, :columns]
+
+
+def save(form: Form, folder: Path) -> PreTrainedModel:
+    """As `save_quantized`, with what is not quantized in bfloat16, as published checkpoints have it."""
+    plain = save_quantized(form, folder)
+    path = folder / "model.safetensors"
+    tensors = {name: tensor if "_proj" in name else tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return plain
+
+
+def linears(model: PreTrainedModel) -> dict[str, Fp8Linear]:
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, Fp8Linear)}
+
+
+def test_layers_have_the_files_numbers_and_are_stacked(tmp_path: Path) -> None:
+    plain = save(IN_BLOCKS, tmp_path)
+    model = load_model(str(tmp_path), dtype="bfloat16").model
+    layers = linears(model)
+    assert len(layers) == 8 and {type(layer) for layer in layers.values()} == {Fp8BlockLinear}
+    assert sum(isinstance(module, Stack) for module in model.modules()) == 4
+    names = {"qkv_proj.linear": ("q_proj", "k_proj", "v_proj"), "gate_up_proj.linear": ("gate_proj", "up_proj")}
+    for path, layer in layers.items():
+        parent = path.removesuffix(".linear").rpartition(".")[0]
+        parts = names.get(path.removeprefix(f"{parent}."), (path.rpartition(".")[2],))
+        want = torch.cat([plain.get_parameter(f"{parent}.{part}.weight") for part in parts])
+        assert layer.weight.dtype == torch.float8_e4m3fn and torch.equal(layer.numbers(), want), path
+
+
+def test_a_model_in_blocks_is_near_its_widened_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(IN_BLOCKS, tmp_path)
+    narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
+    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
+    wide = load_model(str(tmp_path), dtype="bfloat16").model
+    assert not linears(wide)
+    assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
+
+
+def test_the_parts_of_ranks_are_the_whole(tmp_path: Path) -> None:
+    plain = save(Form(IN_BLOCKS.make, BLOCKS, SIZES | {"hidden_size": 256, "num_key_value_heads": 4}), tmp_path)
+    for rank in (0, 1):
+        loaded = load_model(str(tmp_path), dtype="bfloat16", group=Alone(rank))
+        layers = linears(loaded.model)
+        for name, size, dim in (("gate_up_proj.linear", 256, 0), ("down_proj.layer", 256, 1)):
+            layer = layers[f"model.layers.1.mlp.{name}"]
+            sources = ("gate_proj", "up_proj") if dim == 0 else ("down_proj",)
+            weights = [plain.get_parameter(f"model.layers.1.mlp.{source}.weight") for source in sources]
+            assert torch.equal(layer.numbers(), torch.cat([weight.narrow(dim, rank * size, size) for weight in weights]))
+        heads = plain.get_parameter("model.layers.0.self_attn.k_proj.weight").narrow(0, rank * 128, 128)
+        stacked = layers["model.layers.0.self_attn.qkv_proj.linear"]
+        assert torch.equal(stacked.part(128, 256).numbers(), heads)
+
+
+def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
+    """192 inputs of the last projection are one block and a half; 192 outputs are multiplied, and not stacked."""
+    plain = save(Form(ragged, BLOCKS, SIZES | {"intermediate_size": 192}), tmp_path)
+    model = load_model(str(tmp_path), dtype="bfloat16").model
+    assert len(linears(model)) == 8 and not any("down_proj" in path for path in linears(model))
+    gate = linears(model)["model.layers.0.mlp.gate_proj"]
+    assert torch.equal(gate.numbers(), plain.get_parameter("model.layers.0.mlp.gate_proj.weight"))
+
+
+def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str = "llama") -> PretrainedConfig:
+    config = AutoConfig.for_model(kind, num_attention_heads=4, num_key_value_heads=2, **(SIZES | changes))
+    config.quantization_config = about
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "ranks", "reason"),
+    [
+        (config_of({}), torch.bfloat16, 1, ""),
+        (config_of({}, {"quant_method": "fp8"}), torch.bfloat16, 1, "it has one scale for each tensor"),
+        (config_of({"num_experts": 4}, kind="qwen3_moe"), torch.bfloat16, 2, "its experts"),
+        (config_of({}), torch.float16, 1, "products of float8 are for --dtype bfloat16"),
+        (config_of({}, FORMS["float8 in blocks"].about), torch.bfloat16, 1, "its blocks are of 16 by 32, and products are for 128 by 128"),
+        (config_of({}), torch.bfloat16, 2, "128 outputs or inputs of a layer on 2 ranks are no whole blocks of 128"),
+        (
+            config_of({}, BLOCKS | {"expert_dtype": "fp4"}),
+            torch.bfloat16,
+            1,
+            "it has other modules",
+        ),
+    ],
+)
+def test_what_cannot_stay_says_why(config: PretrainedConfig, dtype: torch.dtype, ranks: int, reason: str) -> None:
+    found = reason_against(config, dtype, ranks)
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+def test_a_device_that_multiplies_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "multiplies", lambda _: True)
+    cpu = torch.device("cpu")
+    assert problem_of(cpu) == ""
+    monkeypatch.setattr(Fp8BlockLinear, "multiply", lambda layer, rounded: explicit(layer, rounded._replace(scale=rounded.scale.flip(1))))
+    assert "% off" in problem_of(cpu)
+    monkeypatch.undo()
+    assert problem_of(cpu) == "the GPU multiplies no float8 (compute capability below 8.9)"
