@@ -31,9 +31,9 @@ def make_library(mode: DeviceMode) -> Any:
             self.staging.fill_(1)
             self.schedule.copy_(self.staging, non_blocking=True)
 
-        def run(self, plan: Any, q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        def run(self, plan: Any, q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, *scales: Any) -> torch.Tensor:
             def attend(q: Any, keys: Any, values: Any, out: Any, *read: Any) -> None:
-                plan().run(q, (keys, values), out)
+                plan().run(q, (keys, values), out, *scales)
 
             mode.kernel("attention", attend, (q, *kv, out, self.schedule, self.workspace, *self.tables), {}, [out, self.workspace])
             return out
@@ -49,8 +49,8 @@ def make_library(mode: DeviceMode) -> Any:
             self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
             self._staged.stage()
 
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out)
+        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
+            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
 
     class Decode:
         def __init__(
@@ -82,8 +82,8 @@ def make_library(mode: DeviceMode) -> Any:
                 self._staged.tables = list(self._buffers)
             self._staged.stage()
 
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out)
+        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
+            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
 
     def append(key: Any, value: Any, rows: Any, positions: Any, kv: Any, indices: Any, indptr: Any, last: Any, layout: str) -> None:
         def store(key: Any, value: Any, rows: Any, positions: Any, keys: Any, values: Any, *tables: Any) -> None:
@@ -91,8 +91,21 @@ def make_library(mode: DeviceMode) -> Any:
 
         mode.kernel("append", store, (key, value, rows, positions, *kv, indices, indptr, last), {}, list(kv))
 
+    def quantize_append(query: Any, key: Any, _: Any, __: Any, value: Any, *tables: Any, **settings: Any) -> None:
+        angles, zeros, pages, *paging = tables
+
+        def store(query: Any, key: Any, value: Any, angles: Any, zeros: Any, keys: Any, values: Any, *paging: Any) -> None:
+            interpreter.rope_quantize_fp8_append_paged_kv_cache(
+                query, key, None, None, value, angles, zeros, (keys, values), *paging, **settings
+            )
+
+        mode.kernel("quantize and append", store, (query, key, value, angles, zeros, *pages, *paging), {}, list(pages))
+
     return SimpleNamespace(
-        BatchPrefillWithPagedKVCacheWrapper=Prefill, BatchDecodeWithPagedKVCacheWrapper=Decode, append_paged_kv_cache=append
+        BatchPrefillWithPagedKVCacheWrapper=Prefill,
+        BatchDecodeWithPagedKVCacheWrapper=Decode,
+        append_paged_kv_cache=append,
+        rope_quantize_fp8_append_paged_kv_cache=quantize_append,
     )
 
 

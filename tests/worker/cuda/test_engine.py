@@ -1,6 +1,6 @@
 """The engine on the modelled device, with an ordinary batch."""
 
-from tests.worker.cuda.engine import PROMPTS, device_engine
+from tests.worker.cuda.engine import PROMPTS, device_engine, expected_answers
 
 
 def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(expected: list[list[int]]) -> None:
@@ -16,6 +16,20 @@ def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(expected: list[li
         load = engine.scheduler.load().host
         assert load is not None and load.loaded and load.saved and mode.machine.replays
         assert set(mode.machine.waits) == {"event synchronize", "synchronize"}, "the second while graphs are recorded"
+
+
+def test_float8_kv_uses_graphs_and_the_host_tier_without_a_fault() -> None:
+    scales = (0.25, 1.0)
+    expected = expected_answers(scales)
+    with device_engine(scales=scales) as (engine, mode):
+        for _ in range(2):
+            for prompt in range(len(PROMPTS)):
+                engine.submit(prompt)
+            engine.finish()
+        assert engine.answers() == {name: expected[prompt] for name, prompt in engine.prompts.items()}
+        assert mode.machine.faults == []
+        load = engine.scheduler.load().host
+        assert load is not None and load.loaded and load.saved and mode.machine.replays
 
 
 def test_the_host_tier_is_unpinned_after_its_copies(expected: list[list[int]]) -> None:

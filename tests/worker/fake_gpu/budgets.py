@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama fp8": ("llama", "fp8", SIZES),
     "llama int4": ("llama", "int4", SIZES),
     "llama bf16, 2 ranks": ("llama", "none", SIZES),
+    "llama bf16, fp8 KV": ("llama", "none", SIZES | {"kv_scale": 1.0}),
 }
 """Name -> (family, quantization, settings)."""
 STEPS = ("decode", "prefill")

@@ -128,6 +128,20 @@ def test_the_host_tier_waits_for_nothing(gpu: FakeGpu) -> None:
     assert gpu.record.by_name()["copy to host"] == 2
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
+def test_float8_kv_does_not_wait(gpu: FakeGpu, family: str) -> None:
+    """In graphs, in the host tier, and where the reference serves the layers; with a scale, which is a kernel after the attention."""
+    runner = make_runner(load(family, kv_scale=0.5), page_size=PAGE, kv_pages=PAGES, graph_rows=2, host_kv_cache_bytes=1 << 22)
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert runner.host is not None
+    runner.host.copy([(1, 0), (2, 1)], [(3, 0)])
+    assert unexpected(gpu.record) == []
+    copied = [kernel for kernel in gpu.record.kernels if kernel.name == "copy to host"][-2:]
+    assert {kernel.bytes for kernel in copied} == {runner.backend.spec.page_bytes}
+    runner.host = None  # unpins its memory
+
+
 class Sent:
     """The part of `Ranks` that leading needs."""
 

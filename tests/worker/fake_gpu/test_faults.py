@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.gpu.fake import flashinfer as fake_flashinfer
 from bench.gpu.fake.gpu import FakeGpu, MixedDevices
 from bench.gpu.fake.record import Wait
 from bench.gpu.fake.worker import FakeGroup
@@ -182,6 +183,24 @@ def test_a_fusion_that_is_lost(gpu: FakeGpu, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(fuse, "residual_patches", refuse)
     assert "add: 2 kernels, 0 allowed" in excess(gpu)
+
+
+def test_float8_rounded_before_the_store(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Casts of keys and values beside the store: `key.to(float8)` in front of an append, as engines without a fused kernel do."""
+    monkeypatch.setattr(flashinfer, "Float8Store", lambda *_: None)
+    assert "clamp_: 2 kernels, 0 allowed" in excess(gpu, "llama bf16, fp8 KV")
+
+
+def test_float8_planned_as_16_bits(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A plan with the queries' dtype for the pages: vLLM's first float8 KV on FlashInfer (vllm#7982)."""
+
+    def plan(original: Any, self: Any, *args: Any, **named: Any) -> None:
+        original(self, *args, **(named | {"kv_data_type": named["q_data_type"]}))
+
+    around(monkeypatch, fake_flashinfer._Decode, "plan", plan)
+    around(monkeypatch, fake_flashinfer._Prefill, "plan", plan)
+    runner = runner_of(load("llama", kv_scale=1.0))
+    assert isinstance(runner.backend, flashinfer.FlashInferBackend) and not runner.backend.kinds
 
 
 def test_norms_of_many_kernels(gpu: FakeGpu, monkeypatch: Patch) -> None:

@@ -160,13 +160,16 @@ def test_workspace_holds_the_partial_results_of_many_heads_on_one() -> None:
 def test_large_graphs_have_room_for_the_partial_results_of_all_rows() -> None:
     llama = LayerSpec(32, 8, 128, 128, 0.1)
     assert graph_workspace_bytes([llama], 256, 132) == 32 * (64 + 255) * 4 * 129 * 4 + 32 < 128 << 20
-    assert graph_workspace_bytes([LayerSpec(8, 8, 64, 64, 0.1)], 4096, 132) == 0, "no tensor cores: keys are not split in large batches"
     spec = KVSpec((llama,), 16, torch.bfloat16, CPU)
     backend = FlashInferBackend(spec, 2, interpreter)
     for rows, size in ((256, 128 << 20), (2048, graph_workspace_bytes([llama], 2048, 1)), (8, graph_workspace_bytes([llama], 2048, 1))):
         step = packed([(0, 1)] * rows, [[0]] * rows, 16, CPU)
         backend.graph_wrappers(plan_pages(step, 16))
         assert len(backend._workspace) == size
+    rows = plan_pages(packed([(0, 1)] * 4096, [[0]] * 4096, 16, CPU), 16)
+    plain = FlashInferBackend(KVSpec((LayerSpec(8, 8, 64, 64, 0.1),), 16, torch.bfloat16, CPU), 2, interpreter)
+    plain.graph_wrappers(rows)
+    assert len(plain._workspace) == 128 << 20, "no tensor cores: keys are not split in large batches"
     assert size > 128 << 20
 
 

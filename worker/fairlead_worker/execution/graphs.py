@@ -18,7 +18,7 @@ import torch
 
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.kernels.base import Backend, PackedStep
-from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, plan_pages
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.slots import AdapterSlots
@@ -190,6 +190,7 @@ class _Graph:
             rows=torch.arange(size, dtype=torch.int32, device=device),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
             single=True,
+            zeros=torch.zeros(size, dtype=torch.int32, device=device),
         )
         self._wrappers = backend.graph_wrappers(self._paging)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
@@ -224,11 +225,9 @@ class _Graph:
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
-        kind, dtype = backend.spec.layers[layer], backend.spec.dtype
         backend.store(layer, self._paging, key, value)
-        output = query.new_empty(query.shape[0], kind.heads, kind.value_dim, dtype=dtype)
-        self._wrappers[kind].run(dense(query.to(dtype)), (backend.keys[layer], backend.values[layer]), out=output)
-        return output.to(query.dtype)
+        wrapper = self._wrappers[backend.spec.layers[layer]]
+        return backend.run(wrapper, layer, query.to(backend.spec.dtype)).to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
         self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))

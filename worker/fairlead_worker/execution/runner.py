@@ -208,7 +208,7 @@ def make_runner(
 
     Raises ValueError if not even one page fits, or if the backend is unknown.
     """
-    spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
+    spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device, loaded.kv_scales)
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes

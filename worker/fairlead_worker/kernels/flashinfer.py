@@ -6,13 +6,16 @@ add a launch per layer, and a decode's bits would depend on the batch.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
+from fairlead_worker.kernels.float8 import Float8Store, round_to_float8
 from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
@@ -72,6 +75,10 @@ class FlashInferBackend:
         self._left_out: dict[LayerSpec, str] = {}
         self._wrappers: dict[LayerSpec, Wrappers] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8, device=spec.device)
+        self._float8: Float8Store | None = None
+        """None: KV has 16 bits, or FlashInfer's kernel does not run here, and torch rounds."""
+        if spec.scales is not None:
+            self._float8 = Float8Store(self._library, LAYOUT, {kind.key_dim for kind in spec.layers}, spec.device)
         for kind in dict.fromkeys(spec.layers):
             if reason := unsupported(kind, spec.dtype):
                 self.leave_out(kind, reason)
@@ -91,9 +98,13 @@ class FlashInferBackend:
             self._wrappers[kind] = Wrappers(
                 self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, LAYOUT, backend=self._prefill_kernels),
                 self._library.BatchDecodeWithPagedKVCacheWrapper(
-                    self._workspace, LAYOUT, use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP, backend="fa2"
+                    self._workspace, LAYOUT, use_tensor_cores=self._uses_tensor_cores(kind), backend="fa2"
                 ),
             )
+
+    def _uses_tensor_cores(self, kind: LayerSpec) -> bool:
+        """Return whether decodes use the kernels of prefills. With float8 all do, as in SGLang: these widen it faster."""
+        return self.spec.scales is not None or kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP
 
     def leave_out(self, kind: LayerSpec, reason: str) -> None:
         """Serve this layer kind by the reference backend from now on; logged once."""
@@ -152,7 +163,7 @@ class FlashInferBackend:
             window_left=_to_the_left(kind),
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.dtype,
+            kv_data_type=self.spec.kv_dtype,
             disable_split_kv=self.batch_invariant,
         )
 
@@ -169,20 +180,21 @@ class FlashInferBackend:
             window_left=_to_the_left(kind),
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.dtype,
+            kv_data_type=self.spec.kv_dtype,
         )
 
     def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
         """Make wrappers for a graph of decodes. Planning writes the page tables into the buffers of `paging`, sized for any plan."""
         assert self._library is not None
-        needed = graph_workspace_bytes(self.kinds, len(paging.last_page_len), processors(self.spec.device))
+        kinds = [kind for kind in self.kinds if self._uses_tensor_cores(kind)]
+        needed = graph_workspace_bytes(kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first
             self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
         return {
             kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace,
                 LAYOUT,
-                use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP,
+                use_tensor_cores=self._uses_tensor_cores(kind),
                 backend="fa2",
                 use_cuda_graph=True,
                 paged_kv_indptr_buffer=paging.page_indptr,
@@ -206,15 +218,22 @@ class FlashInferBackend:
         """Build or load every kernel and run it once. A layer kind that cannot be built falls back to the reference, with a warning. Writes
         page 0.
         """
+        if self._float8 is not None and self.kinds:
+            try:
+                self._trial(self.kinds[0], 1, lambda step, kind, query, key, value: step.store(kind, key, value))
+            except Exception as error:  # as below
+                logger.warning("float8 KV is rounded by torch, with four more launches in a layer: %s", _reason(error))
+                self._float8 = None
         for kind in self.kinds:
             for count in (1, 2):
                 try:
-                    self._try(kind, count)
+                    self._trial(kind, count, FlashInferStep.attend)
                 except Exception as error:  # whatever a compiler or a loader raises
                     self.leave_out(kind, f"heads of {kind.key_dim} here, as its kernel could not be built: {_reason(error)}")
                     break
 
-    def _try(self, kind: LayerSpec, count: int) -> None:
+    def _trial(self, kind: LayerSpec, count: int, run: "Callable[[FlashInferStep, int, Tensor, Tensor, Tensor], object]") -> None:
+        """Call `run` with a planned step of `count` tokens on page 0, a layer of `kind`, queries, keys and values."""
         device, dtype = self.spec.device, self.spec.dtype
         pages = -(-count // self.spec.page_size)  # all of them page 0: there may be no other page
         step = PackedStep(
@@ -231,7 +250,7 @@ class FlashInferBackend:
         parts = [torch.zeros(count, heads, kind.key_dim, dtype=dtype, device=device) for heads in shapes]
         paging = plan_pages(step, self.spec.page_size)
         tiles = {kind: self._plan(kind, step, paging)}
-        FlashInferStep(self, step, paging, tiles).attend(self.spec.layers.index(kind), *parts)
+        run(FlashInferStep(self, step, paging, tiles), self.spec.layers.index(kind), *parts)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -255,17 +274,32 @@ class FlashInferBackend:
     def store(self, layer: int, paging: Paging, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [T, kv_heads, dim] into the pages; `paging` is on the device."""
         assert self._library is not None
+        key, value = (dense(part.to(self.spec.dtype)) for part in (key, value))
+        pages, scale = (self.keys[layer], self.values[layer]), self.spec.scale(layer)
+        if self._float8 is not None:
+            self._float8(key, value, paging, pages, scale)
+            return
+        if self.spec.scales is not None:
+            key, value = (round_to_float8(part, scale) for part in (key, value))
         self._library.append_paged_kv_cache(
-            dense(key.to(self.spec.dtype)),
-            dense(value.to(self.spec.dtype)),
+            key,
+            value,
             paging.rows,
             paging.positions,
-            (self.keys[layer], self.values[layer]),
+            pages,
             paging.page_indices,
             paging.page_indptr,
             paging.last_page_len,
             LAYOUT,
         )
+
+    def run(self, wrapper: PrefillWrapper | DecodeWrapper, layer: int, queries: Tensor) -> Tensor:
+        """Return the attention [T, heads, value_dim] of queries [T, heads, key_dim] by the latest plan of `wrapper`."""
+        kind, scale = self.spec.layers[layer], self.spec.scale(layer)
+        factor = None if scale == 1 else scale
+        output = queries.new_empty(queries.shape[0], kind.heads, kind.value_dim)
+        wrapper.run(dense(queries), (self.keys[layer], self.values[layer]), out=output, k_scale=factor, v_scale=factor)
+        return output
 
 
 class FlashInferStep:
@@ -286,7 +320,12 @@ class FlashInferStep:
             rows=to_device(paging.rows, device),
             positions=to_device(paging.positions, device),
             single=paging.single,
+            zeros=None if backend.spec.scales is None else torch.zeros(len(paging.rows), dtype=torch.int32, device=device),
         )
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the step's KV of `layer`."""
+        self._backend.store(layer, self._paging, key, value)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
@@ -295,13 +334,11 @@ class FlashInferStep:
         if wrapper is None:
             self._reference = self._reference or backend.reference(self._step)
             return self._reference.attend(layer, query, key, value)
-        backend.store(layer, self._paging, key, value)
-        dtype = backend.spec.dtype  # a model may rotate its queries in float32
-        queries, tiles = query.to(dtype), self._tiles[kind]
+        self.store(layer, key, value)
+        queries, tiles = query.to(backend.spec.dtype), self._tiles[kind]  # a model may rotate its queries in float32
         if tiles is not None:
             queries = queries[tiles.tokens]
-        output = query.new_empty(queries.shape[0], kind.heads, kind.value_dim, dtype=dtype)
-        wrapper.run(dense(queries), (backend.keys[layer], backend.values[layer]), out=output)
+        output = backend.run(wrapper, layer, queries)
         return (output if tiles is None else output[tiles.places]).to(query.dtype)
 
 
@@ -316,7 +353,7 @@ def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
 
 
 def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: int) -> int:
-    """Return the same for a graph of `rows` decodes on tensor cores; 0 if no layer kind uses them.
+    """Return the same for a graph of `rows` decodes of `kinds` on tensor cores.
 
     FlashInfer then counts every row's keys as split, whether they are or not (`PrefillPlan` with enable_cuda_graph, 0.7.2).
     """
@@ -327,7 +364,7 @@ def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: in
         blocks = max(2 * multiprocessors // kind.kv_heads, -(-rows * group // tile) + rows - 1)
         return kind.heads * -(-blocks * tile // group) * (kind.value_dim + 1) * 4 + 32  # 32 bytes align two arrays
 
-    return max((needed(kind) for kind in kinds if kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP), default=0)
+    return max(map(needed, kinds), default=0)
 
 
 def processors(device: torch.device) -> int:

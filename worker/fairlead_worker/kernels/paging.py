@@ -30,6 +30,8 @@ class Paging:
     """[T]: each token's position in its row's KV."""
     single: bool
     """Whether every row has one query: a decode-only step."""
+    zeros: torch.Tensor | None = None
+    """[T] of zeros on the device, if KV is stored in float8 (`float8.Float8Store`)."""
 
 
 def plan_pages(step: PackedStep, page_size: int) -> Paging:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from fairlead_worker.kernels.base import FLOAT8
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation")))
@@ -48,8 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
 def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:
     """Return the modules to build, by name.
 
-    These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the kernel that
-    stores KV; and the kernels of fused layers. Soft caps occur with and without a window (Gemma 2).
+    These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the former again
+    for KV in float8; the kernel that stores KV (that for float8 is among rope's); and the kernels of fused layers. Soft caps occur with and
+    without a window (Gemma 2).
     """
     aot, page, norm, rope, activation = map(importlib.import_module, PARTS)
     specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module()]
@@ -58,6 +60,8 @@ def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object
         if softcap and dim == 64:
             continue  # no family has that
         specs += aot.gen_fa2(dtype, dtype, dim, dim, window, softcap)
+        if dtype == torch.bfloat16:  # what models that need a smaller KV cache compute in
+            specs += aot.gen_fa2(dtype, FLOAT8, dim, dim, window, softcap, prefill_only=True)
     return {spec.name: spec for spec in specs}
 
 
