@@ -109,6 +109,9 @@ class _Prefill(_Wrapper):
 
     def __init__(self, gpu: FakeGpu, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str) -> None:
         super().__init__(gpu, float_workspace_buffer, kv_layout)
+        self._backend = backend
+        if backend == "fa3":
+            self.name = "prefill fa3"
 
     def plan(
         self,
@@ -126,6 +129,8 @@ class _Prefill(_Wrapper):
         window_left: int = -1,
         **_: Any,
     ) -> None:
+        if self._backend == "fa3" and kv_data_type != q_data_type:
+            raise TypeError(f"flashinfer.prefill fa3: KV of {kv_data_type} for queries of {q_data_type}")
         for part in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
             part.to("cuda", non_blocking=True)
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)

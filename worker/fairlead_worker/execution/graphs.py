@@ -226,8 +226,10 @@ class _Graph:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
         backend.store(layer, self._paging, key, value)
-        wrapper = self._wrappers[backend.spec.layers[layer]]
-        return backend.run(wrapper, layer, query.to(backend.spec.dtype)).to(query.dtype)
+        queries = query.to(backend.spec.dtype)
+        output = backend.make_output(layer, queries)
+        backend.run(self._wrappers[backend.spec.layers[layer]], layer, queries, output)
+        return output.to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
         self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))

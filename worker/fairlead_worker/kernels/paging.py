@@ -52,6 +52,21 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
     )
 
 
+def select_rows(paging: Paging, begin: int, end: int) -> Paging:
+    """Return the arrays of rows `begin` to `end` alone, for a plan of their own."""
+    first, last = int(paging.query_indptr[begin]), int(paging.query_indptr[end])
+    pages = paging.page_indptr[begin : end + 1]
+    return Paging(
+        query_indptr=paging.query_indptr[begin : end + 1] - first,
+        page_indptr=pages - pages[0],
+        page_indices=paging.page_indices[int(pages[0]) : int(pages[-1])],
+        last_page_len=paging.last_page_len[begin:end],
+        rows=paging.rows[first:last] - begin,
+        positions=paging.positions[first:last],
+        single=last - first == end - begin,
+    )
+
+
 def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
