@@ -51,6 +51,8 @@ class _Plan:
         scale = self.scale * (1.0 if k_scale is None else k_scale)
         for row, last in enumerate(self.last_page_len):
             begin, end = self.query_indptr[row], self.query_indptr[row + 1]
+            if begin == end:
+                continue
             pages = self.page_indices[self.page_indptr[row] : self.page_indptr[row + 1]]
             key, value = (torch.cat([part[page] for page in pages])[: (len(pages) - 1) * self.page_size + last].double() for part in kv)
             for query in range(begin, end):
@@ -69,9 +71,24 @@ class _Plan:
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        *,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
         assert kv_layout == "NHD" and backend in ("auto", "fa2", "fa3") and float_workspace_buffer.dtype == torch.uint8
         self._plan: _Plan | None = None
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        self._buffers = [part for part in given if part is not None]
+        self._most = 0
+        assert len(self._buffers) == (4 if use_cuda_graph else 0)
 
     def plan(
         self,
@@ -97,6 +114,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
         paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
         elements = (q_data_type, kv_data_type or q_data_type)
+        if self._buffers:
+            self._most = self._most or int(qo_indptr[-1])
+            assert len(qo_indptr) == len(self._buffers[0]) and int(qo_indptr[-1]) <= self._most, "a graph has one number of rows"
+            for buffer, part in zip(self._buffers, (qo_indptr, *paged), strict=True):
+                buffer[: len(part)].copy_(part)
         self._plan = _Plan(qo_indptr.tolist(), *paged, shape, scale, window_left, logits_soft_cap or 0.0, *elements)
 
     def run(

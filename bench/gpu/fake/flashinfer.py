@@ -73,7 +73,7 @@ class _Wrapper:
             raise ValueError(f"flashinfer.{self.name}.plan: {heads} heads on {kv_heads} of {dim}, {len(indices)} pages")
         counts = [end - begin for begin, end in pairwise(query_indptr)]
         pages = (indptr[1:] - indptr[:-1]).tolist()
-        lengths = [(many - 1) * page_size + last for many, last in zip(pages, last_page_len.tolist(), strict=True)]
+        lengths = [max(0, many - 1) * page_size + last if many else 0 for many, last in zip(pages, last_page_len.tolist(), strict=True)]
         seen = [min(length, window_left + count) if window_left >= 0 else length for length, count in zip(lengths, counts, strict=True)]
         self._shape, self._queries, self._keys = shape, query_indptr[-1], sum(seen)
         self._pairs = sum(count * many - count * (count - 1) // 2 for count, many in zip(counts, seen, strict=True))
@@ -107,9 +107,27 @@ class _Wrapper:
 class _Prefill(_Wrapper):
     name = "prefill"
 
-    def __init__(self, gpu: FakeGpu, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str) -> None:
+    def __init__(
+        self,
+        gpu: FakeGpu,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(gpu, float_workspace_buffer, kv_layout)
         self._backend = backend
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        self._buffers = [part for part in given if part is not None]
+        self._most = 0
+        if len(self._buffers) != (4 if use_cuda_graph else 0):
+            raise ValueError("flashinfer.prefill: a graph needs four buffers")
+        _on_device(self.name, *self._buffers)
         if backend == "fa3":
             self.name = "prefill fa3"
 
@@ -131,7 +149,16 @@ class _Prefill(_Wrapper):
     ) -> None:
         if self._backend == "fa3" and kv_data_type != q_data_type:
             raise TypeError(f"flashinfer.prefill fa3: KV of {kv_data_type} for queries of {q_data_type}")
-        for part in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
+        parts = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        if self._buffers:
+            self._most = self._most or int(qo_indptr[-1])
+            if len(qo_indptr) != len(self._buffers[0]) or int(qo_indptr[-1]) > self._most:
+                raise ValueError(f"flashinfer.prefill: {len(qo_indptr) - 1} rows of {int(qo_indptr[-1])} for a graph of {self._most}")
+            if paged_kv_indices.device.type == "cpu":
+                self.gpu.wait("flashinfer.prefill.plan copies page indices into a graph's buffer after all queued work")
+            for buffer, part in zip(self._buffers, parts, strict=True):
+                buffer[: len(part)].copy_(part, non_blocking=True)
+        for part in parts if not self._buffers else ():
             part.to("cuda", non_blocking=True)
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)

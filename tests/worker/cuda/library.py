@@ -39,14 +39,20 @@ def make_library(mode: DeviceMode) -> Any:
             return out
 
     class Prefill:
-        def __init__(self, workspace: torch.Tensor, layout: str, *, backend: str) -> None:
+        def __init__(self, workspace: torch.Tensor, layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Any) -> None:
             self._staged = Staged(workspace)
             self._inner = interpreter.BatchPrefillWithPagedKVCacheWrapper(_inner(workspace), layout, backend=backend)
+            self._buffers = list(buffers.values()) if use_cuda_graph else None
 
         def plan(self, query: Any, indptr: Any, indices: Any, last: Any, *shape: Any, **settings: Any) -> None:
-            self._inner.plan(query, indptr, indices, last, *shape, **settings)
+            self._inner.plan(query, indptr, _inner(indices), last, *shape, **settings)
             device = self._staged.workspace.device
-            self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
+            if self._buffers is None:
+                self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
+            else:
+                for buffer, part in zip(self._buffers, (query, indptr, indices, last), strict=True):
+                    buffer[: len(part)].copy_(part, non_blocking=True)
+                self._staged.tables = list(self._buffers)
             self._staged.stage()
 
         def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:

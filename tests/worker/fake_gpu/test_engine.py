@@ -30,6 +30,7 @@ from fairlead_worker.parallel.lead import lead, to_step
 from fairlead_worker.parallel.messages import Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.scheduler import Scheduler
 
 
@@ -109,6 +110,21 @@ def test_a_draft_model_waits_for_each_drafted_token_only(gpu: FakeGpu) -> None:
     serve_all(runner, asking)
     assert unexpected(gpu.record, DRAFT) == []
     assert any(wait.site == "execution/draft.py:_choose" for wait in gpu.record.waits)
+
+
+def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> None:
+    steps = SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=64, speculative_method="ngram")
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, steps=steps, graph_rows=8)
+    request = make_request("0", [2] * 40, GREEDY)
+    row = Planner([request], PAGES, PAGE).row(request)
+    verified = Row(request, 39, 4, row.pages, True, [2, 2, 2])
+    for _ in range(2):  # the first step has no earlier plan to wait for
+        gpu.record.clear()
+        runner.logits(StepPlan([verified], drafted=3))
+    assert unexpected(gpu.record) == [] and gpu.record.launches < len(gpu.record.kernels), "a graph is one launch"
+    attended = [kernel for kernel in gpu.record.kernels if kernel.name == "flashinfer.prefill"]
+    assert len(attended) == 2 and not gpu.record.by_name()["flashinfer.decode"]
+    assert all(kernel.bytes < 2 * 43 * 2 * 64 * 2 + 3 * 4 * 4 * 64 * 2 for kernel in attended), "the KV of 43 tokens is read once"
 
 
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:

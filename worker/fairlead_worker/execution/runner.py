@@ -218,6 +218,7 @@ def make_runner(
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
+    verifies = steps is not None and steps.speculative_method != "none"
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
     def allocate_slots_for(prepared: Backend) -> None:
@@ -259,7 +260,7 @@ def make_runner(
 
             def record() -> GraphedDecodes | None:
                 nonlocal can_record
-                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots)
+                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verifies and model is loaded)
                 can_record = can_record and (graphs is None or graphs.is_recorded)
                 return graphs
 
@@ -302,15 +303,21 @@ def make_runner(
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None else adapters.slots
-    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots)
+    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots, verifies)
     return runner
 
 
 def _graphs(
-    forward: Forward, backend: Backend, rows: int, context: int, progress: Progress, slots: AdapterSlots | None = None
+    forward: Forward,
+    backend: Backend,
+    rows: int,
+    context: int,
+    progress: Progress,
+    slots: AdapterSlots | None = None,
+    verifies: bool = False,
 ) -> GraphedDecodes | None:
     """Return recorded graphs for up to `rows` decodes; None where the backend cannot have them."""
-    graphs = graphs_for(forward, backend, rows, context, slots=slots)
+    graphs = graphs_for(forward, backend, rows, context, slots=slots, verifies=verifies)
     if graphs is not None:
         graphs.capture(progress)
     return graphs

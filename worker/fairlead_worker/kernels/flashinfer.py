@@ -1,17 +1,18 @@
 """Backend for NVIDIA GPUs: FlashInfer's paged kernels, planned once a step for each layer kind and run once a layer.
 
-A step has one or two parts, each with a plan: its decodes use the decode wrapper, and its chunks the prefill wrapper (`StepPart`). In one
-plan of the prefill wrapper all rows would get one tile size, by their average length (`PrefillSplitQOKVIndptr` in FlashInfer's
-scheduler.cuh, 0.7.2): 64 or 128 queries times heads, of which a decode fills 4 or 8, while chunks get smaller tiles than they suit, and
-fa3 could serve neither. The second launch in a layer costs microseconds. FlashInfer's POD wrappers compute both in one kernel, but
-`PODWithPagedKVCacheWrapper` takes a prompt outside of pages, and `BatchPODWithPagedKVCacheWrapper` no soft cap and only fa2.
+A step that verifies drafted tokens uses the prefill wrapper (`verification`). Any other step has one or two parts, each with a plan: its
+decodes use the decode wrapper, and its chunks the prefill wrapper (`StepPart`). In one plan of the prefill wrapper all rows would get one
+tile size, by their average length (`PrefillSplitQOKVIndptr` in FlashInfer's scheduler.cuh, 0.7.2): 64 or 128 queries times heads, of which
+a decode fills 4 or 8, while chunks get smaller tiles than they suit, and fa3 could serve neither. The second launch in a layer costs
+microseconds. FlashInfer's POD wrappers compute both in one kernel, but `PODWithPagedKVCacheWrapper` takes a prompt outside of pages, and
+`BatchPODWithPagedKVCacheWrapper` no soft cap and only fa2.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from fairlead_worker.kernels.float8 import Float8Store, round_to_float8
 from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages, select_rows
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.verification import join_rows
 
 TENSOR_CORE_GROUP = 4
 """Query heads per KV head from which decoding uses the tensor cores (mini-sglang's choice)."""
@@ -54,6 +56,10 @@ class StepPart:
     wrappers: dict[LayerSpec, PrefillWrapper | DecodeWrapper]
     tiles: dict[LayerSpec, Tiles]
     """Of kinds whose queries are padded."""
+
+
+GraphWrappers = Mapping[LayerSpec, PrefillWrapper | DecodeWrapper]
+"""Those of a graph: all for prefills, or all for decodes."""
 
 
 class Fence(Protocol):
@@ -137,9 +143,10 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
-        paging = plan_pages(step, self.spec.page_size)
-        decodes = 0 if self.batch_invariant else count_decodes(step.counts)
-        bounds = [0, decodes, len(step.counts)] if 0 < decodes < len(step.counts) else [0, len(step.counts)]
+        joined = None if self.batch_invariant else join_rows(step)
+        paging = plan_pages(joined or step, self.spec.page_size)
+        rows, decodes = len(paging.last_page_len), 0 if self.batch_invariant or joined else count_decodes(step.counts)
+        bounds = [0, decodes, rows] if 0 < decodes < rows else [0, rows]
         whole, *selected = self._stage(paging, *(select_rows(paging, *rows) for rows in pairwise(bounds) if len(bounds) > 2))
         parts = [self._plan(step, part, begin) for part, begin in zip(selected or [whole], bounds, strict=False)]
         planned = FlashInferStep(self, step, whole, parts)
@@ -215,13 +222,29 @@ class FlashInferBackend:
             kv_data_type=self.spec.kv_dtype,
         )
 
-    def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
-        """Make wrappers for a graph of decodes. Planning writes the page tables into the buffers of `paging`, sized for any plan."""
+    def graph_wrappers(self, paging: Paging) -> GraphWrappers:
+        """Make wrappers for a graph of decodes, or of joined rows if `paging` is not of single queries. Planning writes the page tables
+        into the buffers of `paging`, sized for any plan.
+        """
         assert self._library is not None
-        kinds = [kind for kind in self.kinds if self._uses_tensor_cores(kind)]
+        kinds = [kind for kind in self.kinds if self._uses_tensor_cores(kind) or not paging.single]
         needed = graph_workspace_bytes(kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first
             self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
+        if not paging.single:
+            return {
+                kind: self._library.BatchPrefillWithPagedKVCacheWrapper(
+                    self._workspace,
+                    LAYOUT,
+                    backend="fa2",
+                    use_cuda_graph=True,
+                    qo_indptr_buf=paging.query_indptr,
+                    paged_kv_indptr_buf=paging.page_indptr,
+                    paged_kv_indices_buf=paging.page_indices,
+                    paged_kv_last_page_len_buf=paging.last_page_len,
+                )
+                for kind in self._wrappers
+            }
         return {
             kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace,
@@ -236,13 +259,16 @@ class FlashInferBackend:
             for kind in self._wrappers
         }
 
-    def plan_graph(self, wrappers: dict[LayerSpec, DecodeWrapper], paging: Paging) -> None:
+    def plan_graph(self, wrappers: GraphWrappers, paging: Paging) -> None:
         """Plan as `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, with as many rows as the graph."""
         (paging,) = self._stage(paging)
         # FlashInfer copies host page indices into a graph's buffer only after all queued work, so they go to the device first.
         paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
         for kind, wrapper in wrappers.items():
-            self._plan_decodes(kind, wrapper, paging)
+            if paging.single:
+                self._plan_decodes(kind, cast(DecodeWrapper, wrapper), paging)
+            else:
+                self._plan_prefill(kind, cast(PrefillWrapper, wrapper), paging)
         if self._staged is not None:
             self._staged.record()
 

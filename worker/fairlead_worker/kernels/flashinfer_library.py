@@ -84,8 +84,19 @@ class Library(Protocol):
     """The module `flashinfer`."""
 
     def BatchPrefillWithPagedKVCacheWrapper(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str
-    ) -> PrefillWrapper: ...
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+    ) -> PrefillWrapper:
+        """As for decodes, with `use_cuda_graph`; the number of queries is at most that of the first plan."""
+        ...
 
     def BatchDecodeWithPagedKVCacheWrapper(
         self,

@@ -67,6 +67,22 @@ def select_rows(paging: Paging, begin: int, end: int) -> Paging:
     )
 
 
+def pad_rows(paging: Paging, rows: int) -> Paging:
+    """Append rows without queries and pages until there are `rows`, which is what a graph was recorded with."""
+    more = rows - len(paging.last_page_len)
+
+    def longer(part: torch.Tensor, value: int) -> torch.Tensor:
+        return torch.nn.functional.pad(part, (0, more), value=value)
+
+    return replace(
+        paging,
+        query_indptr=longer(paging.query_indptr, int(paging.query_indptr[-1])),
+        page_indptr=longer(paging.page_indptr, int(paging.page_indptr[-1])),
+        last_page_len=longer(paging.last_page_len, 1),
+        single=False,
+    )
+
+
 def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
