@@ -15,7 +15,7 @@ from bench.gpu.batches import packed
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
-from fairlead_worker.kernels.paging import plan_pages
+from fairlead_worker.kernels.paging import pad_rows, plan_pages
 from fairlead_worker.model.fused import gated
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
@@ -52,7 +52,7 @@ class Recorder:
 
 
 def our_calls() -> list[Call]:
-    """Every kind of call that the backend makes: a mixed step and one of decodes, with a window and without, in 16 bits and in float8."""
+    """Every kind of call that the backend makes: a mixed step and one of decodes, with a window, in float8, in graphs."""
     recorder = Recorder()
     for scales in ((0.5, 1.0), None):
         spec = KVSpec((LAYER, replace(LAYER, window=5, softcap=3.0)), 4, torch.bfloat16, torch.device("cpu"), scales)
@@ -64,7 +64,8 @@ def our_calls() -> list[Call]:
                 context.attend(layer, *(torch.randn(total, heads, 64).bfloat16() for heads in (8, 2, 2)))
     step = packed([(5, 1), (4, 1)], [[1, 2], [4, 5]], 4, spec.device)
     paging = plan_pages(step, 4)
-    backend.plan_graph(backend.graph_wrappers(paging), paging)
+    for each in (paging, pad_rows(paging, 3)):
+        backend.plan_graph(backend.graph_wrappers(each), each)
     return recorder.calls
 
 
