@@ -51,12 +51,13 @@ def steps(spec: KVSpec, pages: int, rng: random.Random, count: int = 6, longest:
 
     for number in range(count):
         rows: list[tuple[tuple[int, int], Growing]] = []
+        alone = rng.choice(("decode", "guess"))
         for request in rng.sample(live, len(live)):
             kind = "prompt" if not request.length else rng.choice(("decode", "decode", "chunk", "guess", "none"))
             if number == 0 and rng.random() < 0.3:
                 continue  # begins later, beside others' decodes
             if number % 3 == 2 and request.length:
-                kind = "decode"  # now and then a step of decodes alone
+                kind = alone  # now and then a step of decodes alone, or of speculating ones
             elif number % 3 == 2:
                 continue
             match kind:

@@ -31,9 +31,11 @@ KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
     "bf16-128-single": ("bfloat16", 2, 128, None, None),
     "bf16-256-cap": ("bfloat16", 8, 256, None, 30.0),
     "bf16-128-fa3": ("bfloat16", 8, 128, None, None),
+    "bf16-128-float8": ("bfloat16", 8, 128, None, None),
 }
 """Element type, query heads on two KV heads, head size, window, cap; the ones that most depends on first. Those with 8 heads share one
-module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone."""
+module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone.
+"float8": KV in 8 bits."""
 
 LAYERS = ("norm", "rope", "activation", "top_k", "top_p")
 """Of fused layers, and of sampling filters; as kinds too."""
@@ -119,7 +121,7 @@ def build_kernels(kind: str) -> int:
     from fairlead_worker.kernels.base import KVSpec
     from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
-    spec = KVSpec((layer(kind),), 16, getattr(torch, KINDS[kind][0]), torch.device("cuda"))
+    spec = KVSpec((layer(kind),), 16, getattr(torch, KINDS[kind][0]), torch.device("cuda"), scales(kind))
     backend = FlashInferBackend(spec, 4, prefill_kernels=kernels(kind))
     backend.prepare()
     return 0 if backend.kinds else 1
@@ -153,6 +155,11 @@ def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = 
 def kernels(kind: str) -> str:
     """Which prefill kernels one of KINDS is for."""
     return "fa3" if kind.endswith("fa3") else "fa2"
+
+
+def scales(kind: str) -> tuple[float, ...] | None:
+    """The scale of one of KINDS with KV in float8; None for the others."""
+    return (0.5,) if kind.endswith("float8") else None
 
 
 def layer(kind: str):  # type: ignore[no-untyped-def]  # the type's module imports torch

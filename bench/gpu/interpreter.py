@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 HEAD_DIMS = (64, 128, 256)
+FLOAT8 = torch.float8_e4m3fn
 KV = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -32,22 +33,26 @@ class _Plan:
             assert part.dtype == torch.int32 and part.device.type == "cpu" and part.is_contiguous(), f"{name}: int32 on the CPU"
         self.heads, self.kv_heads, self.dim, self.page_size = shape
         assert self.heads % self.kv_heads == 0 and self.dim in HEAD_DIMS
-        assert q_data_type in (torch.float16, torch.bfloat16) and kv_data_type == q_data_type
+        assert q_data_type in (torch.float16, torch.bfloat16) and kv_data_type in (q_data_type, FLOAT8)
         self.query_indptr, self.page_indptr = query_indptr, page_indptr.tolist()
         self.page_indices, self.last_page_len = page_indices.tolist(), last_page_len.tolist()
         assert len(self.page_indptr) == len(query_indptr) == len(self.last_page_len) + 1
         assert len(self.page_indices) == self.page_indptr[-1]
         assert all(1 <= length <= self.page_size for length in self.last_page_len)
         self.scale, self.window_left, self.softcap, self.dtype = sm_scale, window_left, logits_soft_cap, q_data_type
+        self.kv_dtype = kv_data_type
 
-    def run(self, q: torch.Tensor, kv: KV, out: torch.Tensor) -> torch.Tensor:
+    def run(self, q: torch.Tensor, kv: KV, out: torch.Tensor, k_scale: float | None = None, v_scale: float | None = None) -> torch.Tensor:
         """q [T, heads, dim] -> `out`, in float64 inside."""
         assert q.shape == (self.query_indptr[-1], self.heads, self.dim), (q.shape, self.query_indptr[-1])
-        assert q.dtype == out.dtype == kv[0].dtype == kv[1].dtype == self.dtype and q.stride(-1) == 1
+        assert q.dtype == out.dtype == self.dtype and kv[0].dtype == kv[1].dtype == self.kv_dtype and q.stride(-1) == 1
         assert kv[0].shape == kv[1].shape and kv[0].shape[1:] == (self.page_size, self.kv_heads, self.dim)
         assert out.shape == q.shape and out.is_contiguous()
+        scale = self.scale * (1.0 if k_scale is None else k_scale)
         for row, last in enumerate(self.last_page_len):
             begin, end = self.query_indptr[row], self.query_indptr[row + 1]
+            if begin == end:
+                continue
             pages = self.page_indices[self.page_indptr[row] : self.page_indptr[row + 1]]
             key, value = (torch.cat([part[page] for page in pages])[: (len(pages) - 1) * self.page_size + last].double() for part in kv)
             for query in range(begin, end):
@@ -55,18 +60,35 @@ class _Plan:
                 first = 0 if self.window_left < 0 else max(0, seen - 1 - self.window_left)
                 # [heads, dim]: each group of query heads against its own KV head
                 queries = q[query].double().view(self.kv_heads, -1, self.dim)
-                scores = torch.einsum("ghd,lgd->ghl", queries, key[first:seen]) * self.scale
+                scores = torch.einsum("ghd,lgd->ghl", queries, key[first:seen]) * scale
                 if self.softcap > 0:
                     scores = self.softcap * torch.tanh(scores / self.softcap)
                 mixed = torch.einsum("ghl,lgd->ghd", scores.softmax(-1), value[first:seen])
                 out[query] = mixed.reshape(self.heads, self.dim).to(out.dtype)
+        if v_scale is not None:
+            out *= v_scale
         return out
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        *,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
         assert kv_layout == "NHD" and backend in ("auto", "fa2", "fa3") and float_workspace_buffer.dtype == torch.uint8
         self._plan: _Plan | None = None
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        self._buffers = [part for part in given if part is not None]
+        self._most = 0
+        assert len(self._buffers) == (4 if use_cuda_graph else 0)
 
     def plan(
         self,
@@ -92,11 +114,18 @@ class BatchPrefillWithPagedKVCacheWrapper:
         paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
         elements = (q_data_type, kv_data_type or q_data_type)
+        if self._buffers:
+            self._most = self._most or int(qo_indptr[-1])
+            assert len(qo_indptr) == len(self._buffers[0]) and int(qo_indptr[-1]) <= self._most, "a graph has one number of rows"
+            for buffer, part in zip(self._buffers, (qo_indptr, *paged), strict=True):
+                buffer[: len(part)].copy_(part)
         self._plan = _Plan(qo_indptr.tolist(), *paged, shape, scale, window_left, logits_soft_cap or 0.0, *elements)
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor, k_scale: float | None = None, v_scale: float | None = None
+    ) -> torch.Tensor:
         assert self._plan is not None
-        return self._plan.run(q, paged_kv_cache, out)
+        return self._plan.run(q, paged_kv_cache, out, k_scale, v_scale)
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -147,9 +176,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 buffer[: len(part)].copy_(part)
         self._plan = _Plan(list(range(len(indptr))), indptr, indices, last_page_len, shape, *kind)
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor, k_scale: float | None = None, v_scale: float | None = None
+    ) -> torch.Tensor:
         assert self._plan is not None
-        return self._plan.run(q, paged_kv_cache, out)
+        return self._plan.run(q, paged_kv_cache, out, k_scale, v_scale)
 
 
 def append_paged_kv_cache(
@@ -174,6 +205,40 @@ def append_paged_kv_cache(
         assert position < (end - begin - 1) * page_size + int(kv_last_page_len[row]), "room for it has been made"
         page, slot = int(kv_indices[begin + position // page_size]), position % page_size
         keys[page, slot], values[page, slot] = append_key[token], append_value[token]
+
+
+def rope_quantize_fp8_append_paged_kv_cache(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: torch.Tensor | None,
+    k_nope: torch.Tensor | None,
+    v: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    paged_kv_cache: KV,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    quantize_dtype: torch.dtype = FLOAT8,
+    quant_scale_kv: float = 1.0,
+    page_size: int = 16,
+    kv_layout: str = "NHD",
+) -> None:
+    """Keys turned whole, values as they are, both scaled, saturated and stored; there are no queries here."""
+    keys, values = paged_kv_cache
+    tokens, kv_heads, dim = k_rope.shape
+    _sixteen(k_rope, v)
+    assert q_rope.shape == (tokens, 0, dim) and q_rope.dtype == k_rope.dtype and q_nope is None and k_nope is None
+    assert quantize_dtype == FLOAT8 == keys.dtype == values.dtype and keys.shape[1:] == (page_size, kv_heads, dim) and kv_layout == "NHD"
+    assert cos_sin_cache.dtype == torch.float32 and cos_sin_cache.shape[1] == dim and pos_ids.shape == (tokens,) and pos_ids.is_contiguous()
+    cosines, sines = cos_sin_cache[pos_ids.long()][:, None].chunk(2, -1)
+    left, right = k_rope.float().chunk(2, -1)
+    turned = torch.cat((left * cosines - right * sines, right * cosines + left * sines), -1)
+    rounded = ((part.float() * quant_scale_kv).clamp(-448, 448).to(FLOAT8) for part in (turned, v))  # 448: the largest of e4m3
+    last = torch.full((len(kv_indptr) - 1,), page_size, dtype=torch.int32)
+    append_paged_kv_cache(*rounded, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, last)
 
 
 def _sixteen(*parts: torch.Tensor) -> None:

@@ -50,6 +50,7 @@ def load(
         pooling=config.pooling,
         matryoshka=config.matryoshka,
         fuse=FUSIONS if config.fuse == "auto" else (),
+        kv_cache_dtype=config.kv_cache_dtype,
         progress=progress or no_progress,
         cache=cache,
         group=group,

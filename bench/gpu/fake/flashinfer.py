@@ -18,6 +18,7 @@ from fairlead_worker.sampling.device_filters import FilterLibrary
 
 KV = tuple[torch.Tensor, torch.Tensor]
 HEAD_DIMS = (64, 128, 256)
+FLOAT8 = torch.float8_e4m3fn
 SIXTEEN = (torch.bfloat16, torch.float16)
 
 
@@ -65,21 +66,30 @@ class _Wrapper:
                 raise MixedDevices(f"flashinfer.{self.name}.plan takes page tables on the host")
         if any(part.dtype != torch.int32 for part in (indptr, indices, last_page_len)) or dtypes[0] not in SIXTEEN:
             raise TypeError(f"flashinfer.{self.name}.plan takes int32 page tables and 16-bit queries")
+        if dtypes[1] not in (dtypes[0], FLOAT8):
+            raise TypeError(f"flashinfer.{self.name}.plan: KV of {dtypes[1]} for queries of {dtypes[0]}")
+        self._kv_dtype = dtypes[1]
         heads, kv_heads, dim, page_size = shape
         if heads % kv_heads or dim not in HEAD_DIMS or indptr[-1] != len(indices) or len(query_indptr) != len(indptr):
             raise ValueError(f"flashinfer.{self.name}.plan: {heads} heads on {kv_heads} of {dim}, {len(indices)} pages")
         counts = [end - begin for begin, end in pairwise(query_indptr)]
         pages = (indptr[1:] - indptr[:-1]).tolist()
-        lengths = [(many - 1) * page_size + last for many, last in zip(pages, last_page_len.tolist(), strict=True)]
+        lengths = [max(0, many - 1) * page_size + last if many else 0 for many, last in zip(pages, last_page_len.tolist(), strict=True)]
         seen = [min(length, window_left + count) if window_left >= 0 else length for length, count in zip(lengths, counts, strict=True)]
         self._shape, self._queries, self._keys = shape, query_indptr[-1], sum(seen)
         self._pairs = sum(count * many - count * (count - 1) // 2 for count, many in zip(counts, seen, strict=True))
         self.gpu.kernel("flashinfer schedule to device", 4096, host_bytes=4096)  # from its own pinned memory
 
-    def _run(self, q: torch.Tensor, kv: KV, out: torch.Tensor) -> torch.Tensor:
-        _sixteen(self.name, q, *kv, out)
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor, k_scale: float | None = None, v_scale: float | None = None
+    ) -> torch.Tensor:
+        kv = paged_kv_cache
+        _sixteen(self.name, q, out)
+        _on_device(self.name, *kv)
         if self._shape is None:
             raise RuntimeError(f"flashinfer.{self.name} runs before a plan")
+        if any(part.dtype != self._kv_dtype for part in kv):
+            raise TypeError(f"flashinfer.{self.name}: KV of {kv[0].dtype} and {kv[1].dtype}, planned for {self._kv_dtype}")
         heads, kv_heads, dim, page_size = self._shape
         if q.shape != (self._queries, heads, dim) or out.shape != q.shape or kv[0].shape[1:] != (page_size, kv_heads, dim):
             raise ValueError(f"flashinfer.{self.name}: queries {tuple(q.shape)} for {self._queries} of {heads} heads of {dim}")
@@ -90,14 +100,37 @@ class _Wrapper:
             return Kernel(f"flashinfer.{self.name}", read + moved, 4 * self._pairs * heads * dim, dtype)
 
         self.gpu.planned_kernel(kernel)
+        if v_scale is not None and v_scale != 1.0:
+            out *= v_scale
         return out
 
 
 class _Prefill(_Wrapper):
     name = "prefill"
 
-    def __init__(self, gpu: FakeGpu, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str) -> None:
+    def __init__(
+        self,
+        gpu: FakeGpu,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(gpu, float_workspace_buffer, kv_layout)
+        self._backend = backend
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        self._buffers = [part for part in given if part is not None]
+        self._most = 0
+        if len(self._buffers) != (4 if use_cuda_graph else 0):
+            raise ValueError("flashinfer.prefill: a graph needs four buffers")
+        _on_device(self.name, *self._buffers)
+        if backend == "fa3":
+            self.name = "prefill fa3"
 
     def plan(
         self,
@@ -115,14 +148,22 @@ class _Prefill(_Wrapper):
         window_left: int = -1,
         **_: Any,
     ) -> None:
-        for part in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
+        if self._backend == "fa3" and kv_data_type != q_data_type:
+            raise TypeError(f"flashinfer.prefill fa3: KV of {kv_data_type} for queries of {q_data_type}")
+        parts = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        if self._buffers:
+            self._most = self._most or int(qo_indptr[-1])
+            if len(qo_indptr) != len(self._buffers[0]) or int(qo_indptr[-1]) > self._most:
+                raise ValueError(f"flashinfer.prefill: {len(qo_indptr) - 1} rows of {int(qo_indptr[-1])} for a graph of {self._most}")
+            if paged_kv_indices.device.type == "cpu":
+                self.gpu.wait("flashinfer.prefill.plan copies page indices into a graph's buffer after all queued work")
+            for buffer, part in zip(self._buffers, parts, strict=True):
+                buffer[: len(part)].copy_(part, non_blocking=True)
+        for part in parts if not self._buffers else ():
             part.to("cuda", non_blocking=True)
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._plan(qo_indptr.tolist(), *paged, shape, (q_data_type, kv_data_type), window_left)
-
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
-        return self._run(q, paged_kv_cache, out)
 
 
 class _Decode(_Wrapper):
@@ -176,9 +217,6 @@ class _Decode(_Wrapper):
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self._plan(list(range(len(indptr))), indptr, indices, last_page_len, shape, (q_data_type, kv_data_type), window_left)
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
-        return self._run(q, paged_kv_cache, out)
-
 
 def make_library(gpu: FakeGpu) -> Library:
     """Return FlashInfer for `gpu`."""
@@ -196,10 +234,43 @@ def make_library(gpu: FakeGpu) -> Library:
     ) -> None:
         tables = (rows, positions, indices, indptr, last)
         _on_device("append_paged_kv_cache", *tables)
-        _sixteen("append_paged_kv_cache", key, value, *kv)
+        _on_device("append_paged_kv_cache", key, value, *kv)
+        if len({part.dtype for part in (key, value, *kv)}) != 1 or kv[0].dtype not in (*SIXTEEN, FLOAT8):
+            raise TypeError(f"flashinfer.append_paged_kv_cache: {key.dtype} for pages of {kv[0].dtype}")
         if any(part.dtype != torch.int32 for part in tables) or key.shape[1:] != kv[0].shape[2:] or len(rows) != len(key):
             raise ValueError(f"flashinfer.append_paged_kv_cache: {tuple(key.shape)} for pages {tuple(kv[0].shape)}")
         gpu.kernel("flashinfer.append_paged_kv_cache", 2 * (size_of(key) + size_of(value)))
+
+    def quantize_append(
+        q_rope: torch.Tensor,
+        k_rope: torch.Tensor,
+        q_nope: torch.Tensor | None,
+        k_nope: torch.Tensor | None,
+        v: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        pos_ids: torch.Tensor,
+        paged_kv_cache: KV,
+        kv_indices: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        batch_indices: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        quantize_dtype: torch.dtype,
+        quant_scale_kv: float,
+        page_size: int,
+        kv_layout: str,
+    ) -> None:
+        name, tables = "rope_quantize_fp8_append_paged_kv_cache", (kv_indices, kv_indptr, batch_indices, positions, pos_ids)
+        _on_device(name, q_rope, cos_sin_cache, *tables, *paged_kv_cache)
+        _sixteen(name, k_rope, v)
+        dtypes = {part.dtype for part in paged_kv_cache}
+        if dtypes != {quantize_dtype} or cos_sin_cache.dtype != torch.float32 or any(part.dtype != torch.int32 for part in tables):
+            raise TypeError(f"flashinfer.{name}: pages of {paged_kv_cache[0].dtype}, angles of {cos_sin_cache.dtype}")
+        if cos_sin_cache.shape[1] != k_rope.shape[2] or any(len(part) != len(k_rope) for part in (v, batch_indices, positions, pos_ids)):
+            raise ValueError(f"flashinfer.{name}: {tuple(k_rope.shape)} with angles of {tuple(cos_sin_cache.shape)}")
+        if k_rope.shape[1:] != paged_kv_cache[0].shape[2:] or paged_kv_cache[0].shape[1] != page_size:
+            raise ValueError(f"flashinfer.{name}: {tuple(k_rope.shape)} for pages {tuple(paged_kv_cache[0].shape)}")
+        gpu.kernel(f"flashinfer.{name}", 3 * (size_of(k_rope) + size_of(v)) // 2)
 
     def norm(name: str, most_dims: int) -> Any:
         def call(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -266,6 +337,7 @@ def make_library(gpu: FakeGpu) -> Library:
         BatchPrefillWithPagedKVCacheWrapper=lambda *args, **named: _Prefill(gpu, *args, **named),
         BatchDecodeWithPagedKVCacheWrapper=lambda *args, **named: _Decode(gpu, *args, **named),
         append_paged_kv_cache=append,
+        rope_quantize_fp8_append_paged_kv_cache=quantize_append,
         apply_rope_with_cos_sin_cache_inplace=rope,
         top_k=top_k,
         top_p_renorm_probs=top_p,

@@ -89,7 +89,13 @@ def fake_worker() -> Iterator[FakeGpu]:
             torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 
 
-def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: int = 4096, quantization: str = "none") -> LoadedModel:
+def make_model(
+    config: PreTrainedConfig,
+    group: FakeGroup | None = None,
+    limit: int = 4096,
+    quantization: str = "none",
+    kv_scale: float | None = None,
+) -> LoadedModel:
     """Return a model of `config` in bfloat16 on the fake GPU, as the loader leaves it. It is never in the host's memory."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -119,6 +125,7 @@ def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: 
         ranks=1 if group is None else group.size,
         shards=shards,
         fused=loader._fuse(model, layers, limit, FUSIONS),
+        kv_scales=None if kv_scale is None else (kv_scale,) * len(layers),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.gpu.batches import packed, steps, worst_error
-from bench.gpu.compile import KINDS, kernels, layer
+from bench.gpu.compile import KINDS, kernels, layer, scales
 from bench.gpu.device import Device
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.reference import ReferenceBackend
@@ -20,11 +20,11 @@ ALLOWED = {torch.bfloat16: 0.015, torch.float16: 0.003}
 def check(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
     """Every compiled kind with pages of 1, 16 and 64 tokens; then what FlashInfer does not do, and a model of two kinds by turns."""
     for kind in KINDS:
-        if kind not in kinds or (device.tiny and kind not in ("bf16-64", "bf16-256-window-cap")):
+        if kind not in kinds or (device.tiny and kind not in ("bf16-64", "bf16-256-window-cap", "bf16-128-float8")):
             continue
         dtype = getattr(torch, KINDS[kind][0])
         for page_size in (16, 1, 64) if not device.tiny else (16,):
-            yield compare(device, kind, (layer(kind),), page_size, dtype, kernels(kind))
+            yield compare(device, kind, (layer(kind),), page_size, dtype, kernels(kind), scales(kind))
     if "bf16-128" not in kinds:
         return
     left_out = LayerSpec(4, 2, 80, 80, 80**-0.5)
@@ -34,10 +34,16 @@ def check(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def compare(
-    device: Device, what: str, layers: tuple[LayerSpec, ...], page_size: int, dtype: torch.dtype, prefill: str = "fa2"
+    device: Device,
+    what: str,
+    layers: tuple[LayerSpec, ...],
+    page_size: int,
+    dtype: torch.dtype,
+    prefill: str = "fa2",
+    scales: tuple[float, ...] | None = None,
 ) -> dict[str, Any]:
-    """A row: the worst error over several random runs."""
-    spec = KVSpec(layers, page_size, dtype, device.device)
+    """A row: the worst error over several random runs. With `scales` both hold the same KV in float8."""
+    spec = KVSpec(layers, page_size, dtype, device.device, scales)
     runs, longest, requests, pages = (1, 20, 3, 400) if device.tiny else (2, 700, 12, 16_000)
     worst, tokens = 0.0, 0
     for seed in range(runs):

@@ -28,6 +28,14 @@ def measure(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
     yield attention(device, f"prefill chunk of {chunk} at its beginning", layers, [(0, chunk)], rates)
     yield attention(device, f"prefill chunk of {chunk} behind {2 * chunk}", layers, [(2 * chunk, chunk)], rates)
     yield attention(device, "decodes beside a chunk", layers, [(context - 1, 1)] * batches[-1] + [(0, chunk // 4)], rates)
+    drafts = 4
+    for batch in batches[:3]:
+        rows = [(context - 1 - drafts, 1)] * batch
+        yield attention(device, f"verification of {drafts} drafted tokens, batch {batch}", layers, rows, rates, drafts=drafts)
+    if "bf16-128-float8" in kinds or device.tiny:
+        for batch in batches:
+            rows = [(context - 1, 1)] * batch
+            yield attention(device, f"decode, batch {batch}, float8 KV", layers, rows, rates, scales=(1.0,) * len(layers))
     if "bf16-128-fa3" in kinds:
         yield attention(device, f"prefill chunk of {chunk} at its beginning, fa3", layers, [(0, chunk)], rates, "fa3")
 
@@ -45,13 +53,25 @@ def roofline(device: Device) -> dict[str, float]:
 
 
 def attention(
-    device: Device, what: str, layers: tuple[LayerSpec, ...], rows: list[tuple[int, int]], rates: dict[str, float], kernels: str = "fa2"
+    device: Device,
+    what: str,
+    layers: tuple[LayerSpec, ...],
+    rows: list[tuple[int, int]],
+    rates: dict[str, float],
+    kernels: str = "fa2",
+    scales: tuple[float, ...] | None = None,
+    drafts: int = 0,
 ) -> dict[str, Any]:
-    """A row: microseconds to plan and for one layer, storing KV included, and the share of what the device would allow."""
-    spec = KVSpec(layers, 16, torch.bfloat16, device.device)
+    """A row: microseconds to plan and for one layer, storing KV included, and the share of what the device would allow.
+
+    drafts: each row is a decode with so many drafted tokens behind it, whose KV a device has to read once.
+    """
+    spec = KVSpec(layers, 16, torch.bfloat16, device.device, scales)
+    read = sum(start + count + drafts for start, count in rows) * layers[0].kv_heads * 2 * 128 * spec.kv_dtype.itemsize
     table, tables = 0, []
     for start, count in rows:
-        tables.append(list(range(table, table := table + -(-(start + count) // 16))))
+        tables += [list(range(table, table := table + -(-(start + count + drafts) // 16)))] * (1 + drafts)
+    rows = [(start + place, count) for start, count in rows for place in range(1 + drafts)]
     backend = device.flashinfer(spec, table, kernels)
     step = packed(rows, tables, 16, device.device)
     kind, total = layers[0], sum(count for _, count in rows)
@@ -66,11 +86,10 @@ def attention(
     plan = device.seconds(lambda: backend.plan(step))
     context = backend.plan(step)
     each = device.seconds(lambda: through(context)) / len(layers)
-    read = sum(start + count for start, count in rows) * kind.kv_heads * 2 * 128 * 2
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
     ideal = max(read / rates["gb_per_s"] / 1e9, 4 * pairs * 128 * kind.heads / rates["tflops"] / 1e12)
     row = {"what": what, "plan_us": plan * 1e6, "layer_us": each * 1e6, "ideal_us": ideal * 1e6, "of_ideal": ideal / each}
-    if not device.tiny and len(rows) > 1 and kernels == "fa2":
+    if not device.tiny and len(rows) > 1 and kernels == "fa2" and scales is None:
         row["reference_layer_us"] = _reference(device, spec, table, step, parts) * 1e6
     return row
 

@@ -20,7 +20,7 @@ _CHUNKS = "spec.engine.itlTargetMilliseconds needs chunked prefill: set spec.eng
 
 
 class KvCache(Part):
-    """Size and granularity of the KV cache."""
+    """Size, granularity and data type of the KV cache."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -36,6 +36,11 @@ class KvCache(Part):
     )
     pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
         None, description="Pages of the KV cache in each worker, as an alternative to size."
+    )
+    dtype: Literal["Auto", "FP8"] = Field(
+        "Auto",
+        description="Data type of keys and values. Auto: that of activations. FP8 (e4m3): half of the memory, for GPUs, with the scales of "
+        "the checkpoint if it has them.",
     )
     host_size: Quantity | None = Field(
         None,
@@ -140,7 +145,7 @@ class Engine(Part):
         description="Tokens of other workers' most used prefixes that a new worker computes before it is ready.",
     )
     warmup_timeout_seconds: int = Field(10, ge=1, le=600, description="Longest time for that computation.")
-    kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
+    kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size, granularity and data type of the KV cache.")
     speculative_decoding: SpeculativeDecoding | None = Field(None, description="Speculative decoding. Absent: off.")
     args: list[Argument] = Field(
         default_factory=list, max_length=64, description="Additional flags of the engine. The last value of a flag is used."

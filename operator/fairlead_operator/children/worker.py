@@ -213,6 +213,8 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         flags["kv-pages"] = cache.pages
     if cache.size is not None:
         flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
+    if cache.dtype != "Auto":
+        flags["kv-cache-dtype"] = cache.dtype.lower()
     if cache.host_size is not None:
         flags["host-kv-cache-bytes"] = round(quantity(cache.host_size))
     if engine.tensor_parallel > 1:

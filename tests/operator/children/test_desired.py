@@ -175,6 +175,7 @@ def test_every_field_of_engine_takes_effect() -> None:
         {"speculativeDecoding": {"method": "NGram", "numTokens": 3}},
         {"speculativeDecoding": {"method": "Draft", "draftModelURI": "file:///draft"}},
         *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
+        {"kvCache": {"dtype": "FP8"}},
     ]
     untested = {str(field.alias) for field in Engine.model_fields.values()} - {name for change in changes for name in change}
     # test_groups.py tests nodes, and test_engines.py runtime
@@ -348,7 +349,7 @@ def test_invalid_names_are_refused_without_an_api_server(metadata: Any) -> None:
 
 def test_workers_and_routers_know_every_setting_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = {
-        "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
+        "kvCache": {"size": "1Gi", "hostSize": "2Gi", "dtype": "FP8"},
         "threads": 2,
         "maxModelLen": 64,
         "attentionBackend": "Native",
@@ -374,6 +375,7 @@ def test_workers_and_routers_know_every_setting_that_they_are_given(monkeypatch:
     assert (worker_config.pod, worker_config.advertise, worker_config.admin_port) == ("qwen-0", "10.0.0.7:8000", 8002)
     assert worker_config.index_namespace == "default/qwen" and worker_config.redis is not None and worker_config.warmup_tokens == 8192
     assert worker_config.host_kv_cache_bytes == 2 << 30 and worker_config.prefill_max_requests == 3 and worker_config.itl_target_ms == 40
+    assert worker_config.kv_cache_dtype == "fp8"
     assert worker_config.quantization == "int8" and worker_config.scheduling_policy == "fcfs"
     drafts = worker_config.speculative_config
     assert drafts is not None and (drafts.num_speculative_tokens, drafts.model) == (4, "file:///mnt/draft/draft")

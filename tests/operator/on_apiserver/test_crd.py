@@ -24,7 +24,7 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
         "forwardingMode": "Proxy",
         "metricsNames": "Fairlead",
     }
-    assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64}
+    assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64, "dtype": "Auto"}
     assert spec["rollout"] == {
         "strategy": "Auto",
         "surgeTimeoutSeconds": 30,
@@ -167,6 +167,7 @@ REFUSED = [
         "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
     ),
     ({"engine": {"kvCache": {"size": "1Gi", "pages": 4}}}, "keep one of the two"),
+    ({"engine": {"kvCache": {"dtype": "fp8"}}}, "Auto"),
     ({"engine": {"maxModelLen": 8}}, "spec.engine.maxModelLen must be at least"),
     ({"engine": {"dtype": "Int3"}}, 'spec.engine.dtype: Unsupported value: "Int3"'),
     (

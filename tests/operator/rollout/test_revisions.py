@@ -163,6 +163,7 @@ DEFAULTS = {
     "engine.warmup_timeout_seconds": 10,
     "engine.kv_cache.page_tokens": 16,
     "engine.kv_cache.block_tokens": 64,
+    "engine.kv_cache.dtype": "Auto",
     "routing.policy": "PrefixAware",
     "routing.index_groups": 1,
     "routing.index_mode": "Auto",

@@ -5,7 +5,7 @@ import pytest
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
 
-MOST_FLAGS, MOST_DESCRIPTION = 50, 160
+MOST_FLAGS, MOST_DESCRIPTION = 51, 160
 FLAGS = [name for name, field in WorkerConfig.model_fields.items() if topic_of(field)]
 SETTINGS = [name for name, field in WorkerConfig.model_fields.items() if not topic_of(field)]
 

@@ -87,9 +87,16 @@ class SmallForward:
         raise NotImplementedError
 
 
-def make_runner(device: torch.device, library: object, place: Callable[[torch.Tensor], torch.Tensor], pages: int = PAGES) -> ModelRunner:
+def make_runner(
+    device: torch.device,
+    library: object,
+    place: Callable[[torch.Tensor], torch.Tensor],
+    pages: int = PAGES,
+    scales: tuple[float, ...] | None = None,
+) -> ModelRunner:
     loaded = LoadedModel(None, LAYERS, Path(), "", VOCABULARY, (), CONTEXT, torch.float16, device)  # type: ignore[arg-type]  # no modules
-    backend = FlashInferBackend(KVSpec(LAYERS, PAGE, torch.float16, device), pages, library)  # type: ignore[arg-type]  # a stand-in
+    spec = KVSpec(LAYERS, PAGE, torch.float16, device, scales)
+    backend = FlashInferBackend(spec, pages, library)  # type: ignore[arg-type]  # a stand-in
     with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place)):
         runner = ModelRunner(loaded, backend)
     runner.filters = DeviceFilters(library)  # type: ignore[arg-type]  # as above
@@ -162,9 +169,9 @@ class Engine:
         }
 
 
-def expected_answers() -> list[list[int]]:
+def expected_answers(scales: tuple[float, ...] | None = None) -> list[list[int]]:
     """Return the tokens of each prompt, alone on the CPU."""
-    engine = Engine(make_runner(torch.device("cpu"), interpreter, lambda weights: weights, 64), pages=64)
+    engine = Engine(make_runner(torch.device("cpu"), interpreter, lambda weights: weights, 64, scales), pages=64)
     for prompt in range(len(PROMPTS)):
         engine.submit(prompt)
         engine.finish()
@@ -172,14 +179,16 @@ def expected_answers() -> list[list[int]]:
 
 
 @contextmanager
-def device_engine(*, graphs: bool = True, host_tier: bool = True, is_old: bool = False) -> Iterator[tuple[Engine, DeviceMode]]:
-    """Yield an engine on a new modelled device. `is_old`: as in `Machine`."""
+def device_engine(
+    *, graphs: bool = True, host_tier: bool = True, is_old: bool = False, scales: tuple[float, ...] | None = None
+) -> Iterator[tuple[Engine, DeviceMode]]:
+    """Yield an engine on a new modelled device. `is_old`: as in `Machine`. `scales`: of KV in float8."""
     with (
         patch.object(flashinfer, "LEAST_WORKSPACE", 1024),
         patch.object(host, "STAGING_BYTES", 2 * KVSpec(LAYERS, PAGE, torch.float16, CUDA).page_bytes),
         modelled_device(is_old) as mode,
     ):
-        runner = make_runner(CUDA, make_library(mode), mode.adopt)
+        runner = make_runner(CUDA, make_library(mode), mode.adopt, scales=scales)
         if graphs:
             capture(runner, mode.machine)
         if host_tier:

@@ -31,26 +31,32 @@ def make_library(mode: DeviceMode) -> Any:
             self.staging.fill_(1)
             self.schedule.copy_(self.staging, non_blocking=True)
 
-        def run(self, plan: Any, q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        def run(self, plan: Any, q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, *scales: Any) -> torch.Tensor:
             def attend(q: Any, keys: Any, values: Any, out: Any, *read: Any) -> None:
-                plan().run(q, (keys, values), out)
+                plan().run(q, (keys, values), out, *scales)
 
             mode.kernel("attention", attend, (q, *kv, out, self.schedule, self.workspace, *self.tables), {}, [out, self.workspace])
             return out
 
     class Prefill:
-        def __init__(self, workspace: torch.Tensor, layout: str, *, backend: str) -> None:
+        def __init__(self, workspace: torch.Tensor, layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Any) -> None:
             self._staged = Staged(workspace)
             self._inner = interpreter.BatchPrefillWithPagedKVCacheWrapper(_inner(workspace), layout, backend=backend)
+            self._buffers = list(buffers.values()) if use_cuda_graph else None
 
         def plan(self, query: Any, indptr: Any, indices: Any, last: Any, *shape: Any, **settings: Any) -> None:
-            self._inner.plan(query, indptr, indices, last, *shape, **settings)
+            self._inner.plan(query, indptr, _inner(indices), last, *shape, **settings)
             device = self._staged.workspace.device
-            self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
+            if self._buffers is None:
+                self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
+            else:
+                for buffer, part in zip(self._buffers, (query, indptr, indices, last), strict=True):
+                    buffer[: len(part)].copy_(part, non_blocking=True)
+                self._staged.tables = list(self._buffers)
             self._staged.stage()
 
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out)
+        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
+            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
 
     class Decode:
         def __init__(
@@ -82,8 +88,8 @@ def make_library(mode: DeviceMode) -> Any:
                 self._staged.tables = list(self._buffers)
             self._staged.stage()
 
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out)
+        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
+            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
 
     def append(key: Any, value: Any, rows: Any, positions: Any, kv: Any, indices: Any, indptr: Any, last: Any, layout: str) -> None:
         def store(key: Any, value: Any, rows: Any, positions: Any, keys: Any, values: Any, *tables: Any) -> None:
@@ -100,12 +106,23 @@ def make_library(mode: DeviceMode) -> Any:
     def top_p(probs: torch.Tensor, top_p: torch.Tensor, **modes: Any) -> Any:
         return mode.kernel("top_p", lambda *parts: interpreter.top_p_renorm_probs(*parts, **modes), (probs, top_p), {})
 
+    def quantize_append(query: Any, key: Any, _: Any, __: Any, value: Any, *tables: Any, **settings: Any) -> None:
+        angles, zeros, pages, *paging = tables
+
+        def store(query: Any, key: Any, value: Any, angles: Any, zeros: Any, keys: Any, values: Any, *paging: Any) -> None:
+            interpreter.rope_quantize_fp8_append_paged_kv_cache(
+                query, key, None, None, value, angles, zeros, (keys, values), *paging, **settings
+            )
+
+        mode.kernel("quantize and append", store, (query, key, value, angles, zeros, *pages, *paging), {}, list(pages))
+
     return SimpleNamespace(
         BatchPrefillWithPagedKVCacheWrapper=Prefill,
         BatchDecodeWithPagedKVCacheWrapper=Decode,
         append_paged_kv_cache=append,
         top_k=top_k,
         top_p_renorm_probs=top_p,
+        rope_quantize_fp8_append_paged_kv_cache=quantize_append,
     )
 
 

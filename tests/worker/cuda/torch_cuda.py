@@ -151,6 +151,7 @@ def parts_of(machine: Machine, mode: DeviceMode) -> dict[str, Any]:
         "cuda.graph_pool_handle": pool_handle,
         "cuda.cudart": Runtime,
         "cuda.get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=1),
+        "cuda.get_device_capability": lambda device=None: (9, 0),
         "cuda.current_device": lambda: 0,
         "cuda._lazy_init": lambda: None,
         "_C._cuda_endAllocateToPool": lambda device, pool: machine.end_recording(machine.pools[pool[1]]),

@@ -96,8 +96,8 @@ def _wrapper(kind: type) -> type:
 
 WRAPPERS = ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper")
 FUNCTIONS = (
-    "append_paged_kv_cache", "rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul",
-    "gelu_tanh_and_mul", "apply_rope_with_cos_sin_cache_inplace",
+    "append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache", "rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm",
+    "gemma_fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope_with_cos_sin_cache_inplace",
 )  # fmt: skip
 KERNELS: Any = SimpleNamespace(
     **{name: _wrapper(getattr(interpreter, name)) for name in WRAPPERS}, **{name: kernel(getattr(interpreter, name)) for name in FUNCTIONS}

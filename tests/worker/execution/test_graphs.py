@@ -160,6 +160,30 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel, caplog: py
     assert "attention is reference" in caplog.text
 
 
+@torch.inference_mode()
+def test_drafted_tokens_are_replayed_as_joined_rows(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph serves any division of its tokens into requests; decodes alone use the other graph of their size."""
+    plain, graphed, recorder = ModelRunner(loaded, filled_backend(loaded)), ModelRunner(loaded, filled_backend(loaded)), Replayed()
+    graphed.graphs = graphs_for(graphed.forward, graphed.backend, 8, 100, recorder, verifies=True)
+    assert graphed.graphs is not None
+    graphed.graphs.capture()
+    assert recorder.recorded == [8, 8, 4, 4, 2, 2, 1]
+    drawn = torch.Generator().manual_seed(2)
+    for divided, graph in (([3, 1, 4], 1), ([1, 5], 1), ([2], 5), ([1, 1, 1], 2), ([2, 2, 2, 2], 1), ([3], 3), ([8], 1)):
+        rows, tables = [], []
+        for request, tokens in enumerate(divided):
+            start = int(torch.randint(0, 2 * PAGE, (1,), generator=drawn))
+            rows += [(start + place, 1) for place in range(tokens)]
+            tables += [list(range(4 * request, 4 * request + 4))] * tokens
+        step = packed(rows, tables, PAGE, torch.device("cpu"))
+        step = replace(step, tokens=torch.randint(0, 500, (len(rows),), generator=drawn), sampling=torch.arange(len(rows)))
+        with monkeypatch.context() as patch:  # a row for each token
+            patch.setattr("fairlead_worker.kernels.flashinfer.join_rows", lambda _: None)
+            expected = plain.run(step)
+        torch.testing.assert_close(graphed.run(step), expected, rtol=0, atol=0.02)
+        assert recorder.replays[-1] == graph, divided
+
+
 def test_memory_that_graphs_keep_is_counted_and_given_back() -> None:
     class Memory:
         total, held = 1000, 0

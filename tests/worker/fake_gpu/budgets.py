@@ -5,6 +5,7 @@ A layer's share is the difference between models of two depths, so what a step n
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama fp8 in blocks": ("llama", "float8 in blocks", SIZES),
     "llama int4": ("llama", "int4", SIZES),
     "llama bf16, 2 ranks": ("llama", "none", SIZES),
+    "llama bf16, fp8 KV": ("llama", "none", SIZES | {"kv_scale": 1.0}),
 }
 """Name -> (family, quantization, settings)."""
 STEPS = ("decode", "prefill")
+MIXED = "llama bf16"
+"""The case that also has a step of decodes beside a chunk."""
 
 
 @dataclass
@@ -58,27 +62,27 @@ def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
     """Return step -> {"layer", "step"} -> what it uses."""
     family, quantization, settings = CASES[case]
     depth = settings.get("num_hidden_layers", 2)
+    steps = (*STEPS, "mixed") if case == MIXED else STEPS
     shallow, deep = (
-        run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case) for layers in (depth, 2 * depth)
+        run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case, steps) for layers in (depth, 2 * depth)
     )
-    return {step: _divide(shallow[step], deep[step], depth) for step in STEPS}
+    return {step: _divide(shallow[step], deep[step], depth) for step in steps}
 
 
-def run(gpu: FakeGpu, family: str, quantization: str, settings: dict[str, Any], sharded: bool = False) -> dict[str, Record]:
-    """Return what a step of decodes and a step with one chunk of a prompt record."""
+def run(gpu: FakeGpu, family: str, quantization: str, settings: dict[str, Any], sharded: bool, steps: Sequence[str]) -> dict[str, Record]:
+    """Return what each of `steps` records: decodes, a chunk of a prompt, or both."""
     group = FakeGroup(gpu, 0, 2) if sharded else None
     runner = make_runner(load(family, group, quantization, **settings), page_size=PAGE, kv_pages=64)
-    return {step: record(gpu, runner, step) for step in STEPS}
+    return {step: record(gpu, runner, step) for step in steps}
 
 
 def record(gpu: FakeGpu, runner: ModelRunner, step: str) -> Record:
     """Return what one step records, after the same step: the first one has no earlier plan to wait for."""
-    if step == "decode":
-        requests = [make_request(str(number), [2] * CONTEXT, GREEDY) for number in range(ROWS)]
-        for request in requests:
-            request.computed = CONTEXT - 1
-    else:
-        requests = [make_request("0", [2] * CHUNK, GREEDY)]
+    requests = [make_request(str(number), [2] * CONTEXT, GREEDY) for number in range(ROWS if step != "prefill" else 0)]
+    for request in requests:
+        request.computed = CONTEXT - 1
+    if step != "decode":
+        requests.append(make_request("prompt", [2] * CHUNK, GREEDY))
     plan: StepPlan = Planner(requests, 64, PAGE).plan()
     runner.execute(plan)
     gpu.record = Record()

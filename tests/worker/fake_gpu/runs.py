@@ -53,8 +53,10 @@ def config_of(family: str, **changes: Any) -> PreTrainedConfig:
     return AutoConfig.for_model(kind, **(settings | SIZES.get(family, {"hidden_size": 256, "head_dim": 64}) | changes))
 
 
-def load(family: str, group: FakeGroup | None = None, quantization: str = "none", **changes: Any) -> LoadedModel:
-    return make_model(config_of(family, **changes), group, quantization=quantization)
+def load(
+    family: str, group: FakeGroup | None = None, quantization: str = "none", kv_scale: float | None = None, **changes: Any
+) -> LoadedModel:
+    return make_model(config_of(family, **changes), group, quantization=quantization, kv_scale=kv_scale)
 
 
 def planner_of(*samplings: Sampling) -> Planner:

@@ -22,6 +22,21 @@ def test_every_kernel_of_a_fused_layer_is_needed() -> None:
         assert sum(read()["llama bf16"][step]["layer"].kernels.values()) == 10
 
 
+def test_float8_kv_costs_no_further_kernel_and_half_the_bytes() -> None:
+    """Rounding is part of the store. Decodes read 100 tokens of 4 rows, with 2 heads of 64 (keys and values), in half the bytes."""
+    for step in ("decode", "prefill"):
+        plain, float8 = (read()[f"llama bf16{kind}"][step]["layer"] for kind in ("", ", fp8 KV"))
+        assert sum(float8.kernels.values()) == sum(plain.kernels.values()) and float8.launches == plain.launches
+        saved = 4 * 100 if step == "decode" else 64
+        assert plain.bytes - float8.bytes >= saved * 2 * 2 * 64
+
+
+def test_a_mixed_step_has_one_more_kernel_in_a_layer() -> None:
+    """Its decodes and its chunk have a plan each."""
+    mixed, chunk = (read()["llama bf16"][step]["layer"].kernels for step in ("mixed", "prefill"))
+    assert mixed == chunk | {"flashinfer.decode": 1}
+
+
 def test_low_bit_weights_are_read_in_their_bits() -> None:
     plain, fp8, int4 = (read()[f"llama {dtype}"]["decode"]["layer"] for dtype in ("bf16", "fp8", "int4"))
     assert any("float8" in name for name in fp8.kernels) and not any(name.startswith(("mm", "addmm")) for name in fp8.kernels)

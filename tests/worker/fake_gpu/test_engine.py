@@ -36,7 +36,7 @@ from fairlead_worker.parallel.lead import lead, to_step
 from fairlead_worker.parallel.messages import Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.plan import StepPlan
+from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.scheduler import Scheduler
 
 
@@ -192,6 +192,21 @@ def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
     assert "--tensor-parallel-size 2" in modes.cuda_graphs and "--tensor-parallel-size 2" in modes.overlap and not modes.fallback
 
 
+def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> None:
+    steps = SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=64, speculative_method="ngram")
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, steps=steps, graph_rows=8)
+    request = make_request("0", [2] * 40, GREEDY)
+    row = Planner([request], PAGES, PAGE).row(request)
+    verified = Row(request, 39, 4, row.pages, True, [2, 2, 2])
+    for _ in range(2):  # the first step has no earlier plan to wait for
+        gpu.record.clear()
+        runner.logits(StepPlan([verified], drafted=3))
+    assert unexpected(gpu.record) == [] and gpu.record.launches < len(gpu.record.kernels), "a graph is one launch"
+    attended = [kernel for kernel in gpu.record.kernels if kernel.name == "flashinfer.prefill"]
+    assert len(attended) == 2 and not gpu.record.by_name()["flashinfer.decode"]
+    assert all(kernel.bytes < 2 * 43 * 2 * 64 * 2 + 3 * 4 * 4 * 64 * 2 for kernel in attended), "the KV of 43 tokens is read once"
+
+
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:
     runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
     gpu.record.clear()
@@ -207,6 +222,20 @@ def test_the_host_tier_waits_for_nothing(gpu: FakeGpu) -> None:
     runner.host.copy([(1, 0), (2, 1)], [(3, 0)])
     assert gpu.record.waits == []
     assert gpu.record.by_name()["copy to host"] == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
+def test_float8_kv_does_not_wait(gpu: FakeGpu, family: str) -> None:
+    """In graphs, in the host tier, and where the reference serves the layers; with a scale, which is a kernel after the attention."""
+    runner = make_runner(load(family, kv_scale=0.5), page_size=PAGE, kv_pages=PAGES, graph_rows=2, host_kv_cache_bytes=1 << 22)
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert runner.host is not None
+    runner.host.copy([(1, 0), (2, 1)], [(3, 0)])
+    assert unexpected(gpu.record) == []
+    copied = [kernel for kernel in gpu.record.kernels if kernel.name == "copy to host"][-2:]
+    assert {kernel.bytes for kernel in copied} == {runner.backend.spec.page_bytes}
+    runner.host = None  # unpins its memory
 
 
 class Sent:

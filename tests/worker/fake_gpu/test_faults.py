@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from bench.gpu.fake import flashinfer as fake_flashinfer
 from bench.gpu.fake.gpu import FakeGpu, MixedDevices
 from bench.gpu.fake.record import Wait
 from bench.gpu.fake.worker import FakeGroup
-from tests.worker.fake_gpu.budgets import CASES, STEPS, exceeded, measure, read
+from tests.worker.fake_gpu.budgets import CASES, STEPS, exceeded, measure, read, record
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
 from tests.worker.fake_gpu.test_engine import run_engine
 from tests.worker.fake_gpu.waits import unexpected
@@ -184,6 +185,39 @@ def test_a_fusion_that_is_lost(gpu: FakeGpu, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(fuse, "residual_patches", refuse)
     assert "add: 2 kernels, 0 allowed" in excess(gpu)
+
+
+def test_float8_rounded_before_the_store(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Casts of keys and values beside the store: `key.to(float8)` in front of an append, as engines without a fused kernel do."""
+    monkeypatch.setattr(flashinfer, "Float8Store", lambda *_: None)
+    assert "clamp_: 2 kernels, 0 allowed" in excess(gpu, "llama bf16, fp8 KV")
+
+
+def test_float8_planned_as_16_bits(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A plan with the queries' dtype for the pages: vLLM's first float8 KV on FlashInfer (vllm#7982)."""
+
+    def plan(original: Any, self: Any, *args: Any, **named: Any) -> None:
+        original(self, *args, **(named | {"kv_data_type": named["q_data_type"]}))
+
+    around(monkeypatch, fake_flashinfer._Decode, "plan", plan)
+    around(monkeypatch, fake_flashinfer._Prefill, "plan", plan)
+    runner = runner_of(load("llama", kv_scale=1.0))
+    assert isinstance(runner.backend, flashinfer.FlashInferBackend) and not runner.backend.kinds
+
+
+def test_decodes_planned_as_prompts(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Decodes beside a chunk in the plan of the chunk, where they are one query in a tile: what POD attention was made against."""
+    monkeypatch.setattr(flashinfer, "count_decodes", lambda counts: 0)
+    used = record(gpu, runner_of(load("llama", **CASES["llama bf16"][2])), "mixed").by_name()
+    assert used["flashinfer.decode"] == 0, "the budget has one in each layer"
+
+
+def test_fa3_for_float8(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """fa3 takes KV in float8 only with queries in float8 (vllm#27604): its trial at the start fails, and prefills use fa2."""
+    monkeypatch.setattr(flashinfer.hopper, "is_supported", lambda device, float8: True)
+    monkeypatch.setattr(flashinfer.hopper, "has_enough_tiles", lambda *_: True)
+    used = record(gpu, runner_of(load("llama", kv_scale=1.0)), "prefill").by_name()
+    assert used["flashinfer.prefill fa3"] == 0 < used["flashinfer.prefill"]
 
 
 def test_norms_of_many_kernels(gpu: FakeGpu, monkeypatch: Patch) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 from bench.gpu.fake.gpu import FakeGpu
+from tests.worker.execution.planner import Planner, make_request
 from tests.worker.fake_gpu.runs import ALL, DRAWN, GREEDY, PAGE, PAGES, SAMPLINGS, load, serve
 from tests.worker.fake_gpu.waits import ROPE, unexpected
 
@@ -25,6 +26,17 @@ def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
     graphed = family not in REFERENCE | CHANGING
     assert (runner.graphs is not None and runner.graphs.is_recorded) == graphed
     assert (gpu.record.launches < len(gpu.record.kernels)) == graphed, "a graph is one launch"
+
+
+def test_long_prompts_use_fa3_and_short_ones_fa2(gpu: FakeGpu) -> None:
+    """4 heads and 132 processors: fa3 has a full tile for each from 6,336 tokens, in tiles of 192 for heads of 64."""
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=1000)
+    for tokens, kernel in ((6335, "prefill"), (6336, "prefill fa3")):
+        gpu.record.clear()
+        Planner([make_request("0", [2] * tokens, GREEDY)], 1000, PAGE).run(runner)
+        used = {name for name in gpu.record.by_name() if "prefill" in name}
+        assert used == {f"flashinfer.{kernel}"}
+    assert unexpected(gpu.record) == []
 
 
 def test_no_sampling_setting_waits_twice(gpu: FakeGpu) -> None:

@@ -3,6 +3,7 @@
 import logging
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from bench.gpu.batches import packed, steps, worst_error
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, graph_workspace_bytes, workspace_bytes
+from fairlead_worker.kernels.hopper import has_enough_tiles
 from fairlead_worker.kernels.paging import plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.kernels.registry import make_backend
@@ -55,6 +57,46 @@ def test_rows_read_what_other_rows_of_their_step_store(layers: tuple[LayerSpec, 
     leader = [9, 2, 7, 40, 11]
     step = packed([(8, 5), (0, 19), (16, 1), (12, 3)], [[*leader[:2], 3, 5], leader, [*leader[:4], 50], [*leader[:3], 60]], 4, CPU)
     assert worst_error(tested, oracle, [step], torch.Generator().manual_seed(3))[0] < ERROR[torch.bfloat16]
+
+
+def test_decodes_and_chunks_of_a_step_have_a_plan_each() -> None:
+    """Decodes come first in a step; a chunk of one token at its end stays with the chunks."""
+    planned: list[tuple[str, int]] = []
+
+    def counting(name: str, kind: type) -> type:
+        def plan(self: object, *arguments: object, **named: object) -> None:
+            planned.append((name, len(arguments[-5])))  # type: ignore[arg-type]  # the lengths of the last pages
+            kind.plan(self, *arguments, **named)
+
+        return type(name, (kind,), {"plan": plan})
+
+    library = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=counting("prefill", interpreter.BatchPrefillWithPagedKVCacheWrapper),
+        BatchDecodeWithPagedKVCacheWrapper=counting("decode", interpreter.BatchDecodeWithPagedKVCacheWrapper),
+        append_paged_kv_cache=interpreter.append_paged_kv_cache,
+    )
+    backend = FlashInferBackend(KVSpec((LLAMA,), 4, torch.bfloat16, CPU), 20, library)  # type: ignore[arg-type]  # its three functions
+    rows = {"decode": [(5, 1), (9, 1)], "chunk": [(0, 6), (4, 1)]}
+    tables = {"decode": [[1, 2], [3, 4, 5]], "chunk": [[6, 7], [8, 9]]}
+    for kinds, expected in (
+        (("decode", "chunk"), [("decode", 2), ("prefill", 2)]),
+        (("decode",), [("decode", 2)]),
+        (("chunk",), [("prefill", 2)]),
+    ):
+        planned.clear()
+        step = packed([row for kind in kinds for row in rows[kind]], [table for kind in kinds for table in tables[kind]], 4, CPU)
+        oracle = ReferenceBackend(replace(backend.spec, dtype=torch.float32), 20)
+        for part, other in zip((*backend.keys, *backend.values), (*oracle.keys, *oracle.values), strict=True):
+            other[:20].copy_(part[:20])
+        assert worst_error(backend, oracle, [step], torch.Generator().manual_seed(2))[0] < ERROR[torch.bfloat16]
+        assert planned == expected
+
+
+def test_fa3_serves_steps_with_a_full_tile_for_every_processor() -> None:
+    heads_of_128, heads_of_64 = LayerSpec(32, 8, 128, 128, 0.1), LayerSpec(32, 8, 64, 64, 0.1)
+    assert has_enough_tiles(heads_of_128, [640], 132) and not has_enough_tiles(heads_of_128, [639], 132)
+    assert has_enough_tiles(heads_of_64, [960], 132) and not has_enough_tiles(heads_of_64, [959], 132)
+    assert not has_enough_tiles(heads_of_128, [127] * 100, 132), "short rows would leave the most of each tile empty"
 
 
 def test_a_plan_for_each_kind_of_layer_and_a_warning_for_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,13 +202,16 @@ def test_workspace_holds_the_partial_results_of_many_heads_on_one() -> None:
 def test_large_graphs_have_room_for_the_partial_results_of_all_rows() -> None:
     llama = LayerSpec(32, 8, 128, 128, 0.1)
     assert graph_workspace_bytes([llama], 256, 132) == 32 * (64 + 255) * 4 * 129 * 4 + 32 < 128 << 20
-    assert graph_workspace_bytes([LayerSpec(8, 8, 64, 64, 0.1)], 4096, 132) == 0, "no tensor cores: keys are not split in large batches"
     spec = KVSpec((llama,), 16, torch.bfloat16, CPU)
     backend = FlashInferBackend(spec, 2, interpreter)
     for rows, size in ((256, 128 << 20), (2048, graph_workspace_bytes([llama], 2048, 1)), (8, graph_workspace_bytes([llama], 2048, 1))):
         step = packed([(0, 1)] * rows, [[0]] * rows, 16, CPU)
         backend.graph_wrappers(plan_pages(step, 16))
         assert len(backend._workspace) == size
+    rows = plan_pages(packed([(0, 1)] * 4096, [[0]] * 4096, 16, CPU), 16)
+    plain = FlashInferBackend(KVSpec((LayerSpec(8, 8, 64, 64, 0.1),), 16, torch.bfloat16, CPU), 2, interpreter)
+    plain.graph_wrappers(rows)
+    assert len(plain._workspace) == 128 << 20, "no tensor cores: keys are not split in large batches"
     assert size > 128 << 20
 
 

@@ -16,13 +16,14 @@ from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
-from fairlead_worker.kernels.paging import plan_pages
+from fairlead_worker.kernels.paging import pad_rows, plan_pages
 from fairlead_worker.model.fused import gated
 from fairlead_worker.sampling.device_filters import SMALLER_INDEX, DeviceFilters
 from fairlead_worker.sampling.draw import draw
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
 FILTERS = ("top_k", "top_p_renorm_probs")
+STORES = ("append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache")
 PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
 
 
@@ -40,7 +41,7 @@ class Recorder:
         self.calls: list[Call] = []
         for name in (PREFILL, DECODE):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
-        for name in ("append_paged_kv_cache", *FILTERS):
+        for name in (*STORES, *FILTERS):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
 
     def _recorded(self, name: str, function):
@@ -55,18 +56,20 @@ class Recorder:
 
 
 def our_calls() -> list[Call]:
-    """Every kind of call that the backend makes: a mixed step and one of decodes, with a window and without."""
+    """Every kind of call that the backend makes: a mixed step and one of decodes, with a window, in float8, in graphs."""
     recorder = Recorder()
-    spec = KVSpec((LAYER, replace(LAYER, window=5, softcap=3.0)), 4, torch.bfloat16, torch.device("cpu"))
-    backend = FlashInferBackend(spec, 8, recorder)
-    for rows, tables in (([(0, 5), (3, 1)], [[1, 2], [4]]), ([(5, 1), (4, 1)], [[1, 2], [4, 5]])):
-        context = backend.plan(packed(rows, tables, 4, spec.device))
-        total = sum(count for _, count in rows)
-        for layer in range(2):
-            context.attend(layer, *(torch.randn(total, heads, 64).bfloat16() for heads in (8, 2, 2)))
+    for scales in ((0.5, 1.0), None):
+        spec = KVSpec((LAYER, replace(LAYER, window=5, softcap=3.0)), 4, torch.bfloat16, torch.device("cpu"), scales)
+        backend = FlashInferBackend(spec, 8, recorder)
+        for rows, tables in (([(0, 5), (3, 1)], [[1, 2], [4]]), ([(5, 1), (4, 1)], [[1, 2], [4, 5]])):
+            context = backend.plan(packed(rows, tables, 4, spec.device))
+            total = sum(count for _, count in rows)
+            for layer in range(2):
+                context.attend(layer, *(torch.randn(total, heads, 64).bfloat16() for heads in (8, 2, 2)))
     step = packed([(5, 1), (4, 1)], [[1, 2], [4, 5]], 4, spec.device)
     paging = plan_pages(step, 4)
-    backend.plan_graph(backend.graph_wrappers(paging), paging)
+    for each in (paging, pad_rows(paging, 3)):
+        backend.plan_graph(backend.graph_wrappers(each), each)
     for setting in ({"top_k": 5}, {"top_p": 0.5}):
         noise = torch.zeros(2, dtype=torch.float64)
         draw(torch.randn(2, 700), [Sampling(max_tokens=1, **setting)] * 2, noise, DeviceFilters(recorder))  # type: ignore[arg-type]
@@ -78,7 +81,7 @@ def test_all_that_is_used_is_called() -> None:
     assert names == {
         PREFILL,
         DECODE,
-        "append_paged_kv_cache",
+        *STORES,
         *FILTERS,
         *(f"{name}.{method}" for name in (PREFILL, DECODE) for method in ("plan", "run")),
     }
@@ -127,8 +130,8 @@ def interpreted(name: str) -> list[str]:
 
 def test_the_real_functions_take_our_arguments() -> None:
     folder = source()
-    files = ("prefill.py", "decode.py", "page.py", "topk.py", "sampling.py")
-    found = {name: node for file in files for name, node in functions(ast.parse((folder / file).read_text()))}
+    files = [ast.parse((folder / f"{name}.py").read_text()) for name in ("prefill", "decode", "page", "rope", "topk", "sampling")]
+    found = {name: node for file in files for name, node in functions(file)}
     for call in our_calls():
         name = f"{call.name}.__init__" if call.name in (PREFILL, DECODE) else call.name
         real = signature(found[name], "." in name)

@@ -132,6 +132,13 @@ class WorkerConfig(BaseSettings):
         float,
         flag("KV cache", "share of a GPU's memory for weights and KV pages, at most; less if the largest step needs the rest", gt=0, le=1),
     ] = 0.92
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"],
+        flag(
+            "KV cache",
+            "dtype of the KV cache; auto: the model's; fp8 (e4m3, GPUs): half of it, with the checkpoint's scales, else 1",
+        ),
+    ] = "auto"
     host_kv_cache_bytes: Annotated[
         NonNegative, flag("KV cache", "bytes of host memory for KV pages evicted from a GPU; 0: none. Ignored on a CPU")
     ] = 0

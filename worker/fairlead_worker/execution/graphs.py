@@ -4,6 +4,9 @@ A graph replays its kernels on the memory that it was captured with, so a step's
 rows use a reserved page. FlashInfer plans on the host, so its plan is renewed before each replay, outside the graph; planning writes the
 page tables into the graph's buffers. Steps without a matching graph run eagerly.
 
+If tokens are drafted, each size is recorded for joined rows too (`kernels.verification`), where the first query of each row is one more
+input: the prefill wrapper then attends, over as many rows as tokens, of which the last ones are empty.
+
 If requests may have LoRA adapters, each size is recorded twice: plain, so that steps without an adapter pay nothing, and with the
 adapter slots (`lora/slots.py`), where a row's slot is one more input.
 """
@@ -18,9 +21,10 @@ import torch
 
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.kernels.base import Backend, PackedStep
-from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
-from fairlead_worker.kernels.paging import Paging, plan_pages
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.weights.progress import Progress, no_progress
 
@@ -103,8 +107,11 @@ class GraphedDecodes:
         context: int,
         recorder: Recorder,
         slots: AdapterSlots | None = None,
+        verifies: bool = False,
     ) -> None:
-        """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters."""
+        """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
+        steps may have drafted tokens.
+        """
         self._forward, self._backend, self._recorder, self._slots = forward, backend, recorder, slots
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """Page tables of the step that is replayed, shared by all graphs."""
@@ -114,6 +121,9 @@ class GraphedDecodes:
         self.adapter_failure = ""
         """Why decodes with LoRA adapters cannot be recorded; empty if they can."""
         self._graphs: dict[int, _Graph] = {}
+        self._verifies = verifies
+        self._verifications: dict[int, _Graph] = {}
+        """Graphs of joined rows, by their tokens."""
 
     @property
     def is_recorded(self) -> bool:
@@ -135,9 +145,25 @@ class GraphedDecodes:
                 self._graphs.clear()
                 return
             self._graphs[size] = graph
+            self._record_verification(size)
         progress("capture", 100)
         adapted = "" if self._slots is None else ", each with and without LoRA adapters"
         logger.info("CUDA graphs for decodes of %s rows%s", ", ".join(map(str, self.sizes)), adapted)
+
+    def _record_verification(self, size: int) -> None:
+        if not self._verifies or size < 2:
+            return
+        try:
+            graph = _Graph(self._backend, size, self._pages, joins=True)
+            graph.record(self._forward, self._recorder)
+        except Exception as error:
+            logger.warning(
+                "drafted tokens are rows of their own in CUDA graphs, as %d tokens cannot be recorded: %s", size, describe_failure(error)
+            )
+            self._verifies = False
+            self._verifications.clear()
+            return
+        self._verifications[size] = graph
 
     def _record_adapted(self, graph: "_Graph", size: int) -> None:
         if self._slots is None:
@@ -162,6 +188,8 @@ class GraphedDecodes:
             return None
         size = next((size for size in self.sizes if size >= rows), 0)
         graph = self._graphs.get(size)
+        if graph is not None and not slots and size in self._verifications and join_rows(step) is not None:
+            graph = self._verifications[size]
         return None if graph is None else graph.run(step, slots)[:rows]
 
     def _slots_of(self, step: PackedStep) -> Sequence[int] | None:
@@ -174,7 +202,8 @@ class GraphedDecodes:
 class _Graph:
     """One batch size: the memory that its kernels read, and its replays. Implements `StepContext` for its own recording."""
 
-    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor) -> None:
+    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor, joins: bool = False) -> None:
+        """`joins`: rows of one request are joined."""
         device = backend.spec.device
         self._backend, self._size = backend, size
         self._padding = backend.padding_page
@@ -189,13 +218,14 @@ class _Graph:
             sampling=torch.arange(size, device=device),
         )
         self._paging = Paging(
-            query_indptr=torch.arange(size + 1, dtype=torch.int32),
+            query_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
             page_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
             page_indices=pages,
             last_page_len=torch.ones(size, dtype=torch.int32, device=device),
             rows=torch.arange(size, dtype=torch.int32, device=device),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
-            single=True,
+            single=not joins,
+            zeros=torch.zeros(size, dtype=torch.int32, device=device),
         )
         self._wrappers = backend.graph_wrappers(self._paging)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
@@ -230,14 +260,20 @@ class _Graph:
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
-        kind, dtype = backend.spec.layers[layer], backend.spec.dtype
         backend.store(layer, self._paging, key, value)
-        output = query.new_empty(query.shape[0], kind.heads, kind.value_dim, dtype=dtype)
-        self._wrappers[kind].run(dense(query.to(dtype)), (backend.keys[layer], backend.values[layer]), out=output)
+        queries = query.to(backend.spec.dtype)
+        output = backend.make_output(layer, queries)
+        backend.run(self._wrappers[backend.spec.layers[layer]], layer, queries, output)
         return output.to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
-        self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))
+        backend, size = self._backend, self._backend.spec.page_size
+        if self._paging.single:
+            backend.plan_graph(self._wrappers, plan_pages(step, size))
+            return
+        paging = pad_rows(plan_pages(join_rows(step) or step, size), self._size)
+        self._paging.rows.copy_(to_device(paging.rows, self._paging.rows.device))
+        backend.plan_graph(self._wrappers, paging)
 
     def _pad(self, step: PackedStep) -> PackedStep:
         """Append one-token rows on the padding page until the step has `size` rows."""
@@ -279,8 +315,9 @@ def graphs_for(
     context: int,
     recorder: Recorder | None = None,
     slots: AdapterSlots | None = None,
+    verifies: bool = False,
 ) -> GraphedDecodes | None:
-    """Return graphs for up to `most` rows, not yet recorded.
+    """Return graphs for up to `most` rows, not yet recorded. `verifies`: also for drafted tokens.
 
     None if `most` is 0, or if the backend or a layer kind is not FlashInfer's.
     """
@@ -290,7 +327,7 @@ def graphs_for(
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
     assert isinstance(backend, FlashInferBackend), "there is no reason why not"
-    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots)
+    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots, verifies)
 
 
 def unsupported_reason(backend: Backend) -> str:

@@ -114,7 +114,7 @@ class _Staging:
     def __init__(self, backend: Backend) -> None:
         spec = backend.spec
         self._pages = max(1, STAGING_BYTES // spec.page_bytes)
-        self.buffer = torch.empty(self._pages, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=spec.device)
+        self.buffer = torch.empty(self._pages, spec.page_width, dtype=spec.copy_dtype, device=spec.device)
         self.emptied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
 
     def groups(self, copies: Copies) -> list[Copies]:
@@ -139,9 +139,9 @@ def _pin(owner: object, records: torch.Tensor) -> None:
 
 
 def host_records(backend: Backend, slots: int) -> torch.Tensor:
-    """Return [slots, page_bytes / itemsize]: all layers of a page side by side, so that a page is one copy."""
+    """Return [slots, page_width]: all layers of a page side by side, so that a page is one copy."""
     spec = backend.spec
-    return make_zeros(slots, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=torch.device("cpu"))
+    return make_zeros(slots, spec.page_width, dtype=spec.copy_dtype, device=torch.device("cpu"))
 
 
 def make_host_store(backend: Backend, memory: int) -> HostStore | None:

@@ -231,7 +231,7 @@ def make_runner(
 
     Raises ValueError if not even one page fits, or if the backend is unknown.
     """
-    spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
+    spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device, loaded.kv_scales)
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
@@ -242,6 +242,7 @@ def make_runner(
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
+    verifies = steps is not None and steps.speculative_method != "none"
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
     def allocate_slots_for(prepared: Backend) -> None:
@@ -281,7 +282,7 @@ def make_runner(
 
             def record() -> GraphedDecodes | None:
                 nonlocal failure, adapter_failure
-                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots)
+                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verifies and model is loaded)
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                 return graphs
@@ -328,7 +329,7 @@ def make_runner(
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None or adapter_failure else adapters.slots
-    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots)
+    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots, verifies)
     if runner.graphs is not None:
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
     runner.graph_failure = failure or adapter_failure
@@ -336,10 +337,16 @@ def make_runner(
 
 
 def _graphs(
-    forward: Forward, backend: Backend, rows: int, context: int, progress: Progress, slots: AdapterSlots | None = None
+    forward: Forward,
+    backend: Backend,
+    rows: int,
+    context: int,
+    progress: Progress,
+    slots: AdapterSlots | None = None,
+    verifies: bool = False,
 ) -> GraphedDecodes | None:
     """Return recorded graphs for up to `rows` decodes; None where the backend cannot have them."""
-    graphs = graphs_for(forward, backend, rows, context, slots=slots)
+    graphs = graphs_for(forward, backend, rows, context, slots=slots, verifies=verifies)
     if graphs is not None:
         graphs.capture(progress)
     return graphs

@@ -15,6 +15,9 @@ import torch
 
 from fairlead_worker.native.memory import LINE
 
+FLOAT8 = torch.float8_e4m3fn
+"""Dtype of KV in 8 bits (vLLM's `fp8`)."""
+
 
 def make_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros for KV, aligned to a cache line.
@@ -59,7 +62,10 @@ class KVSpec:
     page_size: int
     """Tokens in a page, 1 to 64."""
     dtype: torch.dtype
+    """Of queries, and of KV unless it has `scales`."""
     device: torch.device
+    scales: tuple[float, ...] | None = None
+    """Of each layer, for KV in float8: a stored number times its layer's scale is the key or value. None: KV has `dtype`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= 64:
@@ -69,7 +75,24 @@ class KVSpec:
     def page_bytes(self) -> int:
         """Return the bytes that one page takes over all layers, keys and values."""
         scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
-        return scalars * self.page_size * self.dtype.itemsize
+        return scalars * self.page_size * self.kv_dtype.itemsize
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return self.dtype if self.scales is None else FLOAT8
+
+    @property
+    def copy_dtype(self) -> torch.dtype:
+        """Return the dtype in which pages are copied: bytes for float8, which torch does not index on every device."""
+        return self.dtype if self.scales is None else torch.uint8
+
+    @property
+    def page_width(self) -> int:
+        """Return the numbers of `copy_dtype` that a page takes over all layers."""
+        return self.page_bytes // self.copy_dtype.itemsize
+
+    def scale(self, layer: int) -> float:
+        return 1.0 if self.scales is None else self.scales[layer]
 
     def pages_for(self, memory: int) -> int:
         """Return how many pages fit into `memory` bytes."""
@@ -144,7 +167,7 @@ class Backend(Protocol):
         ...
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """Return all KV of `pages`, [n] int64 on the backend's device, as a new tensor [n, page_bytes / itemsize] for `write_pages`."""
+        """Return all KV of `pages`, [n] int64 on the backend's device, as a new tensor [n, page_width] of `copy_dtype`."""
         ...
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:

@@ -1,21 +1,30 @@
 """Backend for NVIDIA GPUs: FlashInfer's paged kernels, planned once a step for each layer kind and run once a layer.
 
-A decode-only step uses the decode wrapper. Any other step, including decodes beside chunks, is one plan of the prefill wrapper: its
-queries are ragged ("prefill/append" in FlashInfer's words), and a decode is an append of one token. Splitting a mixed step in two would
-add a launch per layer, and a decode's bits would depend on the batch.
+A step that verifies drafted tokens uses the prefill wrapper (`verification`). Any other step has one or two parts, each with a plan: its
+decodes use the decode wrapper, and its chunks the prefill wrapper (`StepPart`). In one plan of the prefill wrapper all rows would get one
+tile size, by their average length (`PrefillSplitQOKVIndptr` in FlashInfer's scheduler.cuh, 0.7.2): 64 or 128 queries times heads, of which
+a decode fills 4 or 8, while chunks get smaller tiles than they suit, and fa3 could serve neither. The second launch in a layer costs
+microseconds. FlashInfer's POD wrappers compute both in one kernel, but `PODWithPagedKVCacheWrapper` takes a prompt outside of pages, and
+`BatchPODWithPagedKVCacheWrapper` no soft cap and only fa2.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
+from fairlead_worker.kernels import hopper
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
-from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages
+from fairlead_worker.kernels.float8 import Float8Store, round_to_float8
+from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages, select_rows
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.verification import join_rows
 
 TENSOR_CORE_GROUP = 4
 """Query heads per KV head from which decoding uses the tensor cores (mini-sglang's choice)."""
@@ -35,6 +44,22 @@ class Wrappers:
 
     prefill: PrefillWrapper
     decode: DecodeWrapper
+    hopper: PrefillWrapper | None
+    """Prefills by fa3; None: it does not run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """Rows of a step that one plan covers, for each layer kind."""
+
+    tokens: slice
+    wrappers: dict[LayerSpec, PrefillWrapper | DecodeWrapper]
+    tiles: dict[LayerSpec, Tiles]
+    """Of kinds whose queries are padded."""
+
+
+GraphWrappers = Mapping[LayerSpec, PrefillWrapper | DecodeWrapper]
+"""Those of a graph: all for prefills, or all for decodes."""
 
 
 class Fence(Protocol):
@@ -50,9 +75,9 @@ class FlashInferBackend:
 
     name = "flashinfer"
 
-    def __init__(self, spec: KVSpec, pages: int, flashinfer: Library | None = None, prefill_kernels: str = "fa2") -> None:
-        """`flashinfer`: the library; None: the installed one. `prefill_kernels`: fa2, which decodes on tensor cores use too (one module to
-        compile), or fa3, for Hopper only.
+    def __init__(self, spec: KVSpec, pages: int, flashinfer: Library | None = None, prefill_kernels: str = "auto") -> None:
+        """`flashinfer`: the library; None: the installed one. `prefill_kernels`: fa2, which also decodes on tensor cores; fa3, for Hopper
+        only; auto: fa3 for the steps that it suits, where it runs (`hopper`).
 
         Raises ValueError if the library is missing.
         """
@@ -72,6 +97,10 @@ class FlashInferBackend:
         self._left_out: dict[LayerSpec, str] = {}
         self._wrappers: dict[LayerSpec, Wrappers] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8, device=spec.device)
+        self._float8: Float8Store | None = None
+        """None: KV has 16 bits, or FlashInfer's kernel does not run here, and torch rounds."""
+        if spec.scales is not None:
+            self._float8 = Float8Store(self._library, LAYOUT, {kind.key_dim for kind in spec.layers}, spec.device)
         for kind in dict.fromkeys(spec.layers):
             if reason := unsupported(kind, spec.dtype):
                 self.leave_out(kind, reason)
@@ -87,13 +116,19 @@ class FlashInferBackend:
         size = workspace_bytes(kinds, processors(self.spec.device))
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.spec.device)
         assert self._library is not None
+        prefill, decode = self._library.BatchPrefillWithPagedKVCacheWrapper, self._library.BatchDecodeWithPagedKVCacheWrapper
+        auto = self._prefill_kernels == "auto"
+        with_fa3 = auto and hopper.is_supported(self.spec.device, self.spec.scales is not None)
         for kind in kinds:
             self._wrappers[kind] = Wrappers(
-                self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, LAYOUT, backend=self._prefill_kernels),
-                self._library.BatchDecodeWithPagedKVCacheWrapper(
-                    self._workspace, LAYOUT, use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP, backend="fa2"
-                ),
+                prefill(self._workspace, LAYOUT, backend="fa2" if auto else self._prefill_kernels),
+                decode(self._workspace, LAYOUT, use_tensor_cores=self._uses_tensor_cores(kind), backend="fa2"),
+                prefill(self._workspace, LAYOUT, backend="fa3") if with_fa3 else None,
             )
+
+    def _uses_tensor_cores(self, kind: LayerSpec) -> bool:
+        """Return whether decodes use the kernels of prefills. With float8 all do, as in SGLang: these widen it faster."""
+        return self.spec.scales is not None or kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP
 
     def leave_out(self, kind: LayerSpec, reason: str) -> None:
         """Serve this layer kind by the reference backend from now on; logged once."""
@@ -108,34 +143,49 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
-        paging = self._stage(plan_pages(step, self.spec.page_size))
-        tiles = {kind: self._plan(kind, step, paging) for kind in self._wrappers}
-        planned = FlashInferStep(self, step, paging, tiles)
+        joined = None if self.batch_invariant else join_rows(step)
+        paging = plan_pages(joined or step, self.spec.page_size)
+        rows, decodes = len(paging.last_page_len), 0 if self.batch_invariant or joined else count_decodes(step.counts)
+        bounds = [0, decodes, rows] if 0 < decodes < rows else [0, rows]
+        whole, *selected = self._stage(paging, *(select_rows(paging, *rows) for rows in pairwise(bounds) if len(bounds) > 2))
+        parts = [self._plan(step, part, begin) for part, begin in zip(selected or [whole], bounds, strict=False)]
+        planned = FlashInferStep(self, step, whole, parts)
         if self._staged is not None:
             self._staged.record()
         return planned
 
-    def _stage(self, paging: Paging) -> Paging:
-        """Copy `paging` to pinned memory and wait for the copy of the last plan, so that planning overlaps with earlier steps."""
+    def _stage(self, *pagings: Paging) -> list[Paging]:
+        """Copy `pagings` to pinned memory and wait for the copy of the last plan, so that planning overlaps with earlier steps."""
         if self._staged is None:
-            return paging
-        paging = pin(paging)  # one copy for all layer kinds and the kernels that store KV; a long copy from pageable memory may block
+            return list(pagings)
+        # One copy for all layer kinds and the kernels that store KV; a long copy from pageable memory may block.
+        pinned = [pin(paging) for paging in pagings]
         self._staged.synchronize()
-        return paging
+        return pinned
 
-    def _plan(self, kind: LayerSpec, step: PackedStep, paging: Paging) -> Tiles | None:
-        """Plan `kind`. Returns None if its queries are the step's tokens, one by one."""
+    def _plan(self, step: PackedStep, paging: Paging, first: int) -> StepPart:
+        """Plan the rows of `paging`, which begin at row `first` of the step. The first part begins at token 0, and has one token a row."""
+        part = StepPart(slice(first, first + len(paging.rows)), {}, {})
+        for kind in self._wrappers:
+            part.wrappers[kind] = self._plan_kind(kind, step, paging, part)
+        return part
+
+    def _plan_kind(self, kind: LayerSpec, step: PackedStep, paging: Paging, part: StepPart) -> PrefillWrapper | DecodeWrapper:
         wrappers = self._wrappers[kind]
-        if not self.batch_invariant:
-            if paging.single:
-                self._plan_decodes(kind, wrappers.decode, paging)
-            else:
-                self._plan_prefill(kind, wrappers.prefill, paging)
-            return None
-        least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
-        wider, tiles = pad_to_tile(paging, step, self.spec.page_size, least)
-        self._plan_prefill(kind, wrappers.prefill, self._stage(wider))
-        return Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
+        if self.batch_invariant:
+            least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
+            wider, tiles = pad_to_tile(paging, step, self.spec.page_size, least)
+            self._plan_prefill(kind, wrappers.prefill, self._stage(wider)[0])
+            part.tiles[kind] = Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
+            return wrappers.prefill
+        if paging.single:
+            self._plan_decodes(kind, wrappers.decode, paging)
+            return wrappers.decode
+        counts = paging.query_indptr.diff().tolist()
+        suits = wrappers.hopper is not None and hopper.has_enough_tiles(kind, counts, processors(self.spec.device))
+        chosen = wrappers.hopper if suits and wrappers.hopper is not None else wrappers.prefill
+        self._plan_prefill(kind, chosen, paging)
+        return chosen
 
     def _plan_prefill(self, kind: LayerSpec, wrapper: PrefillWrapper, paging: Paging) -> None:
         wrapper.plan(
@@ -152,7 +202,7 @@ class FlashInferBackend:
             window_left=_to_the_left(kind),
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.dtype,
+            kv_data_type=self.spec.kv_dtype,
             disable_split_kv=self.batch_invariant,
         )
 
@@ -169,20 +219,37 @@ class FlashInferBackend:
             window_left=_to_the_left(kind),
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.dtype,
+            kv_data_type=self.spec.kv_dtype,
         )
 
-    def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
-        """Make wrappers for a graph of decodes. Planning writes the page tables into the buffers of `paging`, sized for any plan."""
+    def graph_wrappers(self, paging: Paging) -> GraphWrappers:
+        """Make wrappers for a graph of decodes, or of joined rows if `paging` is not of single queries. Planning writes the page tables
+        into the buffers of `paging`, sized for any plan.
+        """
         assert self._library is not None
-        needed = graph_workspace_bytes(self.kinds, len(paging.last_page_len), processors(self.spec.device))
+        kinds = [kind for kind in self.kinds if self._uses_tensor_cores(kind) or not paging.single]
+        needed = graph_workspace_bytes(kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first
             self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
+        if not paging.single:
+            return {
+                kind: self._library.BatchPrefillWithPagedKVCacheWrapper(
+                    self._workspace,
+                    LAYOUT,
+                    backend="fa2",
+                    use_cuda_graph=True,
+                    qo_indptr_buf=paging.query_indptr,
+                    paged_kv_indptr_buf=paging.page_indptr,
+                    paged_kv_indices_buf=paging.page_indices,
+                    paged_kv_last_page_len_buf=paging.last_page_len,
+                )
+                for kind in self._wrappers
+            }
         return {
             kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace,
                 LAYOUT,
-                use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP,
+                use_tensor_cores=self._uses_tensor_cores(kind),
                 backend="fa2",
                 use_cuda_graph=True,
                 paged_kv_indptr_buffer=paging.page_indptr,
@@ -192,13 +259,16 @@ class FlashInferBackend:
             for kind in self._wrappers
         }
 
-    def plan_graph(self, wrappers: dict[LayerSpec, DecodeWrapper], paging: Paging) -> None:
+    def plan_graph(self, wrappers: GraphWrappers, paging: Paging) -> None:
         """Plan as `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, with as many rows as the graph."""
-        paging = self._stage(paging)
+        (paging,) = self._stage(paging)
         # FlashInfer copies host page indices into a graph's buffer only after all queued work, so they go to the device first.
         paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
         for kind, wrapper in wrappers.items():
-            self._plan_decodes(kind, wrapper, paging)
+            if paging.single:
+                self._plan_decodes(kind, cast(DecodeWrapper, wrapper), paging)
+            else:
+                self._plan_prefill(kind, cast(PrefillWrapper, wrapper), paging)
         if self._staged is not None:
             self._staged.record()
 
@@ -206,7 +276,14 @@ class FlashInferBackend:
         """Build or load every kernel and run it once. A layer kind that cannot be built falls back to the reference, with a warning. Writes
         page 0.
         """
+        if self._float8 is not None and self.kinds:
+            try:
+                self._try_store(self.kinds[0])
+            except Exception as error:  # as below
+                logger.warning("float8 KV is rounded by torch, with four more launches in a layer: %s", _reason(error))
+                self._float8 = None
         for kind in self.kinds:
+            self._prepare_fa3(kind)
             for count in (1, 2):
                 try:
                     self._try(kind, count)
@@ -214,10 +291,48 @@ class FlashInferBackend:
                     self.leave_out(kind, f"heads of {kind.key_dim} here, as its kernel could not be built: {_reason(error)}")
                     break
 
+    def _prepare_fa3(self, kind: LayerSpec) -> None:
+        """Build or load fa3's kernels for `kind` and run them once. Prefills use fa2, with a warning, if that fails."""
+        wrappers = self._wrappers[kind]
+        if wrappers.hopper is None or self.batch_invariant:
+            return
+        self._wrappers[kind] = replace(wrappers, prefill=wrappers.hopper, hopper=None)
+        try:
+            self._try(kind, 2)
+        except Exception as error:  # whatever a compiler or a loader raises
+            logger.warning("prefills of heads of %d use fa2, not fa3, whose kernel could not be built: %s", kind.key_dim, _reason(error))
+            wrappers = replace(wrappers, hopper=None)
+        self._wrappers[kind] = wrappers
+
     def _try(self, kind: LayerSpec, count: int) -> None:
-        device, dtype = self.spec.device, self.spec.dtype
+        """Plan and run a layer of `kind` for a row of `count` tokens."""
+        step = self._trial_step(count)
+        paging = plan_pages(step, self.spec.page_size)
+        part = StepPart(slice(0, count), {}, {})
+        part.wrappers[kind] = self._plan_kind(kind, step, paging, part)
+        parts = [self._zeros(count, heads, kind) for heads in (kind.heads, kind.kv_heads, kind.kv_heads)]
+        FlashInferStep(self, step, paging, [part]).attend(self.spec.layers.index(kind), *parts)
+        self._wait()
+
+    def _try_store(self, kind: LayerSpec) -> None:
+        """Store the KV of a token in a layer of `kind`."""
+        step, token = self._trial_step(1), self._zeros(1, kind.kv_heads, kind)
+        FlashInferStep(self, step, plan_pages(step, self.spec.page_size), ()).store(self.spec.layers.index(kind), token, token)
+        self._wait()
+
+    def _zeros(self, tokens: int, heads: int, kind: LayerSpec) -> Tensor:
+        return torch.zeros(tokens, heads, kind.key_dim, dtype=self.spec.dtype, device=self.spec.device)
+
+    def _wait(self) -> None:
+        """Wait for the device, which reports errors of a kernel only then."""
+        if self.spec.device.type == "cuda":
+            torch.cuda.synchronize(self.spec.device)
+
+    def _trial_step(self, count: int) -> PackedStep:
+        """Return a step of one row of `count` tokens on page 0."""
+        device = self.spec.device
         pages = -(-count // self.spec.page_size)  # all of them page 0: there may be no other page
-        step = PackedStep(
+        return PackedStep(
             tokens=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.arange(count, device=device),
             slots=torch.arange(count, device=device) % self.spec.page_size,
@@ -227,26 +342,12 @@ class FlashInferBackend:
             page_indices=torch.zeros(pages, dtype=torch.int32),
             sampling=torch.zeros(0, dtype=torch.int64, device=device),
         )
-        shapes = (kind.heads, kind.kv_heads, kind.kv_heads)
-        parts = [torch.zeros(count, heads, kind.key_dim, dtype=dtype, device=device) for heads in shapes]
-        paging = plan_pages(step, self.spec.page_size)
-        tiles = {kind: self._plan(kind, step, paging)}
-        FlashInferStep(self, step, paging, tiles).attend(self.spec.layers.index(kind), *parts)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
         return self._storage.read_pages(pages)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         self._storage.write_pages(pages, content)
-
-    def wrapper(self, kind: LayerSpec, single: bool) -> PrefillWrapper | DecodeWrapper | None:
-        """Return the wrapper of the latest plan for `kind`; None if the reference serves it."""
-        found = self._wrappers.get(kind)
-        if found is None:
-            return None
-        return found.decode if single and not self.batch_invariant else found.prefill
 
     def reference(self, step: PackedStep) -> ReferenceStep:
         """Plan `step` on the same pages by the reference backend."""
@@ -255,26 +356,43 @@ class FlashInferBackend:
     def store(self, layer: int, paging: Paging, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [T, kv_heads, dim] into the pages; `paging` is on the device."""
         assert self._library is not None
+        key, value = (dense(part.to(self.spec.dtype)) for part in (key, value))
+        pages, scale = (self.keys[layer], self.values[layer]), self.spec.scale(layer)
+        if self._float8 is not None:
+            self._float8(key, value, paging, pages, scale)
+            return
+        if self.spec.scales is not None:
+            key, value = (round_to_float8(part, scale) for part in (key, value))
         self._library.append_paged_kv_cache(
-            dense(key.to(self.spec.dtype)),
-            dense(value.to(self.spec.dtype)),
+            key,
+            value,
             paging.rows,
             paging.positions,
-            (self.keys[layer], self.values[layer]),
+            pages,
             paging.page_indices,
             paging.page_indptr,
             paging.last_page_len,
             LAYOUT,
         )
 
+    def run(self, wrapper: PrefillWrapper | DecodeWrapper, layer: int, queries: Tensor, output: Tensor) -> None:
+        """Write the attention of queries [T, heads, key_dim] by the latest plan of `wrapper` into `output` [T, heads, value_dim]."""
+        scale = self.spec.scale(layer)
+        factor = None if scale == 1 else scale
+        wrapper.run(dense(queries), (self.keys[layer], self.values[layer]), out=output, k_scale=factor, v_scale=factor)
+
+    def make_output(self, layer: int, queries: Tensor) -> Tensor:
+        kind = self.spec.layers[layer]
+        return queries.new_empty(queries.shape[0], kind.heads, kind.value_dim)
+
 
 class FlashInferStep:
     """One planned step, valid until the next plan of its backend."""
 
-    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging, tiles: dict[LayerSpec, Tiles | None]) -> None:
+    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging, parts: Sequence[StepPart]) -> None:
         self._backend = backend
         self._step = step
-        self._tiles = tiles
+        self._parts = parts
         self._reference: ReferenceStep | None = None
         # The kernels that store KV read the page tables on the device, so they get device copies.
         device = backend.spec.device
@@ -286,22 +404,27 @@ class FlashInferStep:
             rows=to_device(paging.rows, device),
             positions=to_device(paging.positions, device),
             single=paging.single,
+            zeros=None if backend.spec.scales is None else torch.zeros(len(paging.rows), dtype=torch.int32, device=device),
         )
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the step's KV of `layer`."""
+        self._backend.store(layer, self._paging, key, value)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
         kind = backend.spec.layers[layer]
-        wrapper = backend.wrapper(kind, self._paging.single)
-        if wrapper is None:
+        if kind not in self._parts[0].wrappers:
             self._reference = self._reference or backend.reference(self._step)
             return self._reference.attend(layer, query, key, value)
-        backend.store(layer, self._paging, key, value)
-        dtype = backend.spec.dtype  # a model may rotate its queries in float32
-        queries, tiles = query.to(dtype), self._tiles[kind]
-        if tiles is not None:
+        self.store(layer, key, value)
+        queries, tiles = query.to(backend.spec.dtype), self._parts[0].tiles.get(kind)  # a model may rotate its queries in float32
+        if tiles is not None:  # one part, whose tokens are not the queries
             queries = queries[tiles.tokens]
-        output = query.new_empty(queries.shape[0], kind.heads, kind.value_dim, dtype=dtype)
-        wrapper.run(dense(queries), (backend.keys[layer], backend.values[layer]), out=output)
+        output = backend.make_output(layer, queries)
+        for part in self._parts:
+            tokens = slice(None) if tiles is not None else part.tokens
+            backend.run(part.wrappers[kind], layer, queries[tokens], output[tokens])
         return (output if tiles is None else output[tiles.places]).to(query.dtype)
 
 
@@ -316,7 +439,7 @@ def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
 
 
 def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: int) -> int:
-    """Return the same for a graph of `rows` decodes on tensor cores; 0 if no layer kind uses them.
+    """Return the same for a graph of `rows` decodes of `kinds` on tensor cores.
 
     FlashInfer then counts every row's keys as split, whether they are or not (`PrefillPlan` with enable_cuda_graph, 0.7.2).
     """
@@ -327,12 +450,17 @@ def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: in
         blocks = max(2 * multiprocessors // kind.kv_heads, -(-rows * group // tile) + rows - 1)
         return kind.heads * -(-blocks * tile // group) * (kind.value_dim + 1) * 4 + 32  # 32 bytes align two arrays
 
-    return max((needed(kind) for kind in kinds if kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP), default=0)
+    return max(map(needed, kinds), default=0)
 
 
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 1 for other devices."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def count_decodes(counts: Sequence[int]) -> int:
+    """Return the number of leading rows with one token: a step has its decodes before its chunks."""
+    return next((row for row, count in enumerate(counts) if count > 1), len(counts))
 
 
 def dense(part: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,9 @@ class PrefillWrapper(Protocol):
         disable_split_kv: bool,
     ) -> None: ...
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor: ...
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor, k_scale: float | None, v_scale: float | None
+    ) -> torch.Tensor: ...
 
 
 class DecodeWrapper(Protocol):
@@ -73,15 +75,28 @@ class DecodeWrapper(Protocol):
         kv_data_type: torch.dtype,
     ) -> None: ...
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor: ...
+    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor, k_scale: float | None, v_scale: float | None) -> torch.Tensor:
+        """Attend with keys times `k_scale` (None: 1), and multiply the output by `v_scale`, which is a kernel of its own unless None."""
+        ...
 
 
 class Library(Protocol):
     """The module `flashinfer`."""
 
     def BatchPrefillWithPagedKVCacheWrapper(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str
-    ) -> PrefillWrapper: ...
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+    ) -> PrefillWrapper:
+        """As for decodes, with `use_cuda_graph`; the number of queries is at most that of the first plan."""
+        ...
 
     def BatchDecodeWithPagedKVCacheWrapper(
         self,
@@ -111,6 +126,29 @@ class Library(Protocol):
         kv_layout: str,
     ) -> None:
         """Store each token's KV, [T, kv_heads, dim], where the page tables say."""
+        ...
+
+    def rope_quantize_fp8_append_paged_kv_cache(
+        self,
+        q_rope: torch.Tensor,
+        k_rope: torch.Tensor,
+        q_nope: torch.Tensor | None,
+        k_nope: torch.Tensor | None,
+        v: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        pos_ids: torch.Tensor,
+        paged_kv_cache: KV,
+        kv_indices: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        batch_indices: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        quantize_dtype: torch.dtype,
+        quant_scale_kv: float,
+        page_size: int,
+        kv_layout: str,
+    ) -> object:
+        """Turn keys by the angles of `cos_sin_cache` at `pos_ids`, multiply keys and values by `quant_scale_kv`, round and store them."""
         ...
 
 

@@ -30,6 +30,8 @@ class Paging:
     """[T]: each token's position in its row's KV."""
     single: bool
     """Whether every row has one query: a decode-only step."""
+    zeros: torch.Tensor | None = None
+    """[T] of zeros on the device, if KV is stored in float8 (`float8.Float8Store`)."""
 
 
 def plan_pages(step: PackedStep, page_size: int) -> Paging:
@@ -47,6 +49,37 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         rows=torch.from_numpy(rows),
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
+    )
+
+
+def select_rows(paging: Paging, begin: int, end: int) -> Paging:
+    """Return the arrays of rows `begin` to `end` alone, for a plan of their own."""
+    first, last = int(paging.query_indptr[begin]), int(paging.query_indptr[end])
+    pages = paging.page_indptr[begin : end + 1]
+    return Paging(
+        query_indptr=paging.query_indptr[begin : end + 1] - first,
+        page_indptr=pages - pages[0],
+        page_indices=paging.page_indices[int(pages[0]) : int(pages[-1])],
+        last_page_len=paging.last_page_len[begin:end],
+        rows=paging.rows[first:last] - begin,
+        positions=paging.positions[first:last],
+        single=last - first == end - begin,
+    )
+
+
+def pad_rows(paging: Paging, rows: int) -> Paging:
+    """Append rows without queries and pages until there are `rows`, which is what a graph was recorded with."""
+    more = rows - len(paging.last_page_len)
+
+    def longer(part: torch.Tensor, value: int) -> torch.Tensor:
+        return torch.nn.functional.pad(part, (0, more), value=value)
+
+    return replace(
+        paging,
+        query_indptr=longer(paging.query_indptr, int(paging.query_indptr[-1])),
+        page_indptr=longer(paging.page_indptr, int(paging.page_indptr[-1])),
+        last_page_len=longer(paging.last_page_len, 1),
+        single=False,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from fairlead_worker.kernels.base import FLOAT8
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling")))
@@ -32,12 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], choices=("bfloat16", "float16"))
     parser.add_argument("--list", action="store_true", help="say which modules there are, and build nothing")
     given = parser.parse_args(arguments)
-    specs = modules(given.head_dims, [getattr(torch, name) for name in given.dtypes])
+    targets = os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "")
+    specs = modules(given.head_dims, [getattr(torch, name) for name in given.dtypes], hopper="9.0a" in targets)
     print(f"{len(specs)} modules", flush=True)
     if given.list:
         print("\n".join(specs))
         return 0
-    if not os.environ.get("FLASHINFER_CUDA_ARCH_LIST"):
+    if not targets:
         print('prebuild: set FLASHINFER_CUDA_ARCH_LIST, as in "9.0a" for Hopper', file=sys.stderr)
         return 2
     importlib.import_module("flashinfer.jit").build_jit_specs(list(specs.values()), verbose=False, skip_prebuilt=True)
@@ -68,11 +70,12 @@ def build_triton_driver(stubs: Path) -> Path:
     return target
 
 
-def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:
-    """Return the modules to build, by name.
+def modules(head_dims: list[int], dtypes: list[torch.dtype], hopper: bool) -> dict[str, object]:
+    """Return the modules to build, by name. `hopper`: also fa3's, which are for Hopper alone.
 
-    These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the kernel that
-    stores KV; the kernels of fused layers; and those of sampling filters. Soft caps occur with and without a window (Gemma 2).
+    These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the former again
+    for KV in float8; the kernel that stores KV (that for float8 is among rope's); the kernels of fused layers; and those of sampling
+    filters. Soft caps occur with and without a window (Gemma 2).
     """
     aot, page, norm, rope, activation, topk, sampling = map(importlib.import_module, PARTS)
     specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module(), topk.gen_topk_module(), sampling.gen_sampling_module()]
@@ -81,6 +84,9 @@ def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object
         if softcap and dim == 64:
             continue  # no family has that
         specs += aot.gen_fa2(dtype, dtype, dim, dim, window, softcap)
+        if dtype == torch.bfloat16:  # what models that need a smaller KV cache compute in
+            specs += aot.gen_fa2(dtype, FLOAT8, dim, dim, window, softcap, prefill_only=True)
+            specs += aot.gen_fa3(dtype, dtype, dtype, dim, dim, window, softcap) if hopper else ()
     return {spec.name: spec for spec in specs}
 
 

@@ -4,12 +4,13 @@ It also serves devices without a faster backend. So what all layers share (page 
 similar length go together. A row's numbers do not depend on the others: padding is the row's own last page, masked out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
+from fairlead_worker.kernels.base import FLOAT8, KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
+from fairlead_worker.kernels.float8 import round_to_float8
 from fairlead_worker.kernels.transfer import to_device
 
 GROUP_TOKENS = 65_536
@@ -43,16 +44,29 @@ class ReferenceBackend:
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
-        return make_zeros(self.pages, self.spec.page_size, kv_heads, dim, dtype=self.spec.dtype, device=self.spec.device)
+        spec = self.spec
+        zeros = make_zeros(self.pages, spec.page_size, kv_heads, dim, dtype=spec.copy_dtype, device=spec.device)
+        return zeros.view(spec.kv_dtype)
+
+    def _parts(self) -> list[torch.Tensor]:
+        """Return the storage of all layers as numbers of `copy_dtype`."""
+        return [part.view(self.spec.copy_dtype) for part in (*self.keys, *self.values)]
+
+    def store(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store key and value [T, kv_heads, dim] into slots [T]."""
+        spec = self.spec
+        for part, new in ((self.keys[layer], key), (self.values[layer], value)):
+            stored = new.to(part.dtype) if spec.scales is None else round_to_float8(new, spec.scale(layer))
+            part.view(spec.copy_dtype).flatten(0, 1).index_copy_(0, slots, stored.view(spec.copy_dtype))
 
     def plan(self, step: PackedStep) -> "ReferenceStep":
         return ReferenceStep(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.index_select(0, pages).flatten(1) for part in (*self.keys, *self.values)], 1)
+        return torch.cat([part.index_select(0, pages).flatten(1) for part in self._parts()], 1)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        parts = (*self.keys, *self.values)
+        parts = self._parts()
         for part, piece in zip(parts, torch.split(content, [part[0].numel() for part in parts], 1), strict=True):
             part.index_copy_(0, pages, piece.view(-1, *part.shape[1:]))
 
@@ -66,16 +80,18 @@ class ReferenceStep:
         self._groups: dict[int | None, list[Group]] = {}
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        spec = self._backend.spec.layers[layer]
-        keys, values = self._backend.keys[layer], self._backend.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._step.slots, key.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, self._step.slots, value.to(values.dtype))
+        backend, scale = self._backend, self._backend.spec.scale(layer)
+        spec = backend.spec.layers[layer]
+        keys, values = backend.keys[layer], backend.values[layer]
+        backend.store(layer, self._step.slots, key, value)
+        if scale != 1:
+            spec = replace(spec, scaling=spec.scaling * scale)
         if spec.window not in self._groups:
-            self._groups[spec.window] = list(plan_groups(self._step, self._backend.spec, spec.window))
+            self._groups[spec.window] = list(plan_groups(self._step, backend.spec, spec.window))
         output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
         for group in self._groups[spec.window]:
             output[group.tokens] = _attend_group(spec, group, query[group.tokens], keys, values)
-        return output
+        return output if scale == 1 else output * scale
 
 
 def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Group]:
@@ -125,8 +141,8 @@ def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> t
 def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Attend with query [B * Q, heads, key_dim] -> [B * Q, heads, value_dim]."""
     length = group.pages.shape[0] // group.rows * keys.shape[1]
-    key = keys.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.key_dim).transpose(1, 2)
-    value = values.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.value_dim).transpose(1, 2)
+    key = _gather(keys, group.pages, query.dtype).view(group.rows, length, spec.kv_heads, spec.key_dim).transpose(1, 2)
+    value = _gather(values, group.pages, query.dtype).view(group.rows, length, spec.kv_heads, spec.value_dim).transpose(1, 2)
     mask = group.mask
     if group.queries == 1:
         # Query heads that share a KV head become several queries of it, so keys need not be repeated.
@@ -138,6 +154,13 @@ def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torc
         key, value = key[:, :, : group.queries], value[:, :, : group.queries]
     output = _attention(spec, query, key, value, mask)
     return output[0].transpose(0, 1)
+
+
+def _gather(storage: torch.Tensor, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return pages of `storage`; float8 is widened to `dtype`."""
+    if storage.dtype != FLOAT8:
+        return storage.index_select(0, pages)
+    return storage.view(torch.uint8).index_select(0, pages).view(FLOAT8).to(dtype)
 
 
 def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -23,6 +23,10 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
     Raises ValueError for an unknown name, and for a backend that cannot serve here.
     """
     chosen = name if name != "auto" else _best(spec)
+    if spec.scales is not None and chosen in ("native", "cpu"):
+        raise ValueError(
+            "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or try it with --attention-backend reference, which is slow"
+        )
     if chosen not in BACKENDS:
         raise ValueError(
             f"attention backend {name!r} is not available here; set --attention-backend to one of: auto, {', '.join(BACKENDS)}"

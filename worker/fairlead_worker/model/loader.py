@@ -24,6 +24,7 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
+from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
@@ -37,6 +38,7 @@ from fairlead_worker.model.quantized import (
     check_stored,
     dequantize,
     groups_of,
+    ignore_kv_scheme,
     quantize_arguments,
     read_alone,
     read_arguments,
@@ -73,7 +75,7 @@ class LoadedModel:
     path: Path
     """Folder of the files, including the tokenizer."""
     digest: str
-    """Digest of config and weights: part of the root of block hashes."""
+    """Digest of config, weights and dtype of the KV cache: part of the root of block hashes."""
     vocabulary_size: int
     """Rows of the input embedding: a larger token id fails the forward pass."""
     eos_token_ids: tuple[int, ...]
@@ -93,6 +95,8 @@ class LoadedModel:
     """Quantization of linear layers by the native library: none, int8 or int4."""
     fused: tuple[str, ...] = ()
     """Which of `FUSIONS` were applied, on a GPU."""
+    kv_scales: tuple[float, ...] | None = None
+    """Of each layer's KV in float8; None: KV has `dtype`."""
 
 
 def load_model(
@@ -105,6 +109,7 @@ def load_model(
     pooling: str = "auto",
     matryoshka: bool = False,
     fuse: tuple[str, ...] = FUSIONS,
+    kv_cache_dtype: str = "auto",
     progress: Progress = no_progress,
     cache: ModelCache | None = None,
     group: Group | None = None,
@@ -121,12 +126,15 @@ def load_model(
 
     fuse: the `FUSIONS` to apply on a GPU where they can be. A CPU always stacks projections.
 
+    kv_cache_dtype: auto or fp8, with the checkpoint's scales (`read_kv_scales`).
+
     group: the ranks that share the model and load it at the same time; None: it is not sharded. Raises ModelLoadError.
     """
     progress("config", 0)
     folder = locate(uri, progress, cache)
     ranks = 1 if group is None else group.size
     config = _read_config(uri, folder, ranks)
+    ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
     named: dict[str, Any] = {}
     keeps = False
@@ -168,11 +176,14 @@ def load_model(
     else:
         fused = _fuse(model, layers, limit, fuse)
     progress("fuse", 100)
+    digest, kv_scales = model_digest(folder), None
+    if kv_cache_dtype == "fp8":  # blocks of another dtype are never shared
+        digest, kv_scales = f"{digest}-kv-fp8", read_kv_scales(uri, folder, files, len(layers))
     return LoadedModel(
         model=model,
         layers=layers,
         path=folder,
-        digest=model_digest(folder),
+        digest=digest,
         vocabulary_size=model.get_input_embeddings().weight.shape[0],
         eos_token_ids=_eos_token_ids(folder, config),
         max_model_len=limit,
@@ -184,6 +195,7 @@ def load_model(
         generates=generates,
         quantization=native_quantization,
         fused=fused,
+        kv_scales=kv_scales,
     )
 
 

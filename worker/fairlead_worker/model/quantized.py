@@ -89,6 +89,19 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
 
+def ignore_kv_scheme(config: PreTrainedConfig) -> None:
+    """Drop the scheme of the KV cache from `config`: compressed-tensors would round inside the attention, whatever the cache's dtype is.
+
+    Checkpoints that quantize nothing else are ordinary ones then.
+    """
+    given = getattr(config, "quantization_config", None)
+    if not given or not given.get("kv_cache_scheme"):
+        return
+    config.quantization_config = {**given, "kv_cache_scheme": None}
+    if not given.get("config_groups"):
+        del config.quantization_config
+
+
 def _schemes(given: dict[str, Any]) -> list[Any]:
     """Return the scheme of each layer group with quantized weights in a compressed-tensors checkpoint; [] for other checkpoints."""
     if given["quant_method"] != "compressed-tensors":
