@@ -101,9 +101,9 @@ class Router:
         workers, prompt = self._view.usable(now), ticket.request.prompt_tokens
         if service_class.is_best_effort or not workers:
             return True
-        cached = (held[number] for number in self._fleet.usable)
+        cached = [held[number] for number in self._fleet.usable]
         estimates = [estimate_worker(worker, max(1, prompt - tokens), now) for worker, tokens in zip(workers, cached, strict=True)]
-        request = BoundedRequest(ticket.position, "", ticket.priority, service_class)
+        request = BoundedRequest(ticket.position, "", ticket.priority, service_class, prompt_tokens=prompt, cached=max(cached))
         return not self._admission.decide(request, estimates, self.queue.work_ahead(ticket), now).rejection
 
     def admit_waiting(self, now: float) -> None:
