@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.common.report import make_parser, write_report
-from bench.router.load_sweep import MOST_TRIES, PODS
+from bench.router.load_sweep import PODS
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
@@ -26,24 +26,25 @@ MODEL = PodModel()
 def main() -> None:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("workloads", nargs="+", metavar="NAME|FILE", help=f"{', '.join(GENERATORS)}, or a trace file")
-    parser.add_argument("--loads", default="0.7,1,1.5,2,3", help="default: %(default)s")
+    parser.add_argument("--speeds", default="0.7,1,1.5,2,3", help="as of `fairlead simulate`; the load is printed (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=96.0, help="of each run (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="seeds of each cell (default: %(default)s)")
-    parser.add_argument("--pods", type=int, default=PODS)
-    parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--pods", type=int, default=PODS, help="default: %(default)s")
+    parser.add_argument("--routers", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args()
     results: dict[str, list[dict[str, float]]] = {}
     print(f"{'workload':<20} {'load':>5} {'without':>8} {'with':>7} {'ratio':>6} {'worst':>6} {'longest tenth, without / with':>30}")
     for workload in options.workloads:
         name = Path(workload).stem
         rows = results[name] = []
-        for wanted in map(float, options.loads.split(",")):
-            played = _reach(workload, wanted, options)
+        for speed in map(float, options.speeds.split(",")):
+            seeds = list(range(options.repeats))
+            played = load(workload, count=None, speed=speed, pods=options.pods, model=MODEL, seeds=seeds, seconds=options.seconds)
             row = {"load": fmean(offered_load(requests, options.pods, MODEL) for requests in played)}
             for side, context in (("without", _without()), ("with", nullcontext())):
                 with context:
                     row |= _measure(side, played, Scenario(options.pods, MODEL, options.routers, has_bounds=True))
-            ratios = [row[f"with {seed}"] / row[f"without {seed}"] for seed in range(options.repeats)]
+            ratios = [row[f"with {seed}"] / row[f"without {seed}"] for seed in seeds]
             row |= {"ratio": row["with"] / row["without"], "worst": min(ratios)}
             rows.append(row)
             numbers = f"{row['without']:>8.2f} {row['with']:>7.2f} {row['ratio']:>6.3f} {row['worst']:>6.3f}"
@@ -54,26 +55,6 @@ def main() -> None:
 
 def _without() -> AbstractContextManager[Any]:
     return patch.object(CachedFirst, "is_outbid", lambda *_: False)
-
-
-def _reach(workload: str, wanted: float, options: Any) -> list[list[Request]]:
-    """Return the requests of each run at a speed with the wanted load."""
-    speed, played = wanted, list[list[Request]]()
-    for _ in range(MOST_TRIES):
-        played = load(
-            workload,
-            count=None,
-            speed=speed,
-            pods=options.pods,
-            model=MODEL,
-            seeds=list(range(options.repeats)),
-            seconds=options.seconds,
-        )
-        found = fmean(offered_load(requests, options.pods, MODEL) for requests in played)
-        if abs(found - wanted) <= 0.03 * wanted:
-            break
-        speed *= wanted / found
-    return played
 
 
 def _measure(side: str, played: list[list[Request]], scenario: Scenario) -> dict[str, float]:

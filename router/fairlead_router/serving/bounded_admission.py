@@ -103,11 +103,17 @@ class BoundedAdmission:
         self._cached_first = CachedFirst()
 
     def decide(
-        self, request: BoundedRequest, workers: Sequence[WorkerEstimate], ahead_tokens: float, now: float, fleet: int = 0
+        self,
+        request: BoundedRequest,
+        workers: Sequence[WorkerEstimate],
+        ahead_tokens: float,
+        now: float,
+        fleet: int = 0,
+        share: float = 1.0,
     ) -> Verdict:
         """Return the verdict. `workers`: at least one; `fleet`: number of all, if these are only the soonest.
 
-        `ahead_tokens`: prompt tokens that go before it and are at no worker yet.
+        `ahead_tokens`: prompt tokens that go before it and are at no worker yet. `share`: of the capacity, that this router uses.
         A worker without a measured rate may be fast enough, so the request goes there.
         """
         self.ledger.expire(now)
@@ -133,8 +139,9 @@ class BoundedAdmission:
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
         # The least wait is one worker's, and bookings share all: theirs is the median, which a few stuck workers do not move.
         shared = max(wait, ahead + median_low(worker.wait for worker in usable))
+        own_rate = share * total_rate
         is_outbid = not any(worker.is_free for worker in usable) and self._cached_first.is_outbid(
-            request.priority, request.uncached, request.prompt_tokens, total_rate, now
+            request.priority, request.uncached, request.prompt_tokens, own_rate, now
         )
         turn = self._cached_first.next_turn(now) if is_outbid else 0.0
         if booking is not None and booking.at <= now:
@@ -147,7 +154,7 @@ class BoundedAdmission:
             if booking is not None:
                 self.ledger.close(booking, kept=True)
             elif is_outbid:
-                self._cached_first.take_turn(request.uncached, total_rate, now)
+                self._cached_first.take_turn(request.uncached, own_rate, now)
             return ADMITTED
         elif booking is not None:
             return Verdict("outbid" if is_outbid else "late", max(1, math.ceil(booking.at - now)), expected, bound)
@@ -155,6 +162,5 @@ class BoundedAdmission:
             self._cached_first.record_refusal(now)
         seconds = self.ledger.promise(demand, shared, total_rate, now, turn)
         if is_outbid and self.ledger.find(request.key) is not None:
-            expected_tokens = request.uncached * self.ledger.return_share(request.tenant)
-            self._cached_first.take_turn(expected_tokens, total_rate, now)
+            self._cached_first.take_turn(request.uncached * self.ledger.return_share(request.tenant), own_rate, now)
         return Verdict("outbid" if is_outbid else "late", seconds, expected, bound)

@@ -46,9 +46,10 @@ class SloGate:
         if not fleet or terms.service_class.is_best_effort:
             return
         now = monotonic()
-        estimates = self._estimates(terms, self._considered(terms, fleet), now)
+        considered = self._considered(terms, fleet)
+        estimates = self._estimates(terms, considered, now)
         cached = max(self._held(terms).values(), default=0)
-        verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet))
+        verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
             self._metrics.refused.labels("cached_first" if verdict.rejection == "outbid" else "slo").inc()
             self._metrics.slo_rejected.labels(terms.service_class.name).inc()
@@ -96,6 +97,12 @@ def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
     wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
     return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle, is_free=not ahead)
+
+
+def used_share(workers: Sequence[Worker]) -> float:
+    """Return the share of the requests at the workers that this router has sent, above 0: the other routers use the rest."""
+    own = 1 + sum(worker.in_flight for worker in workers)
+    return own / max(own, sum(worker.load.running + worker.load.waiting for worker in workers))
 
 
 def _bounded(terms: ClassTerms, now: float, cached: int = 0) -> BoundedRequest:

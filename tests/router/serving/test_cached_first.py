@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClasses
 from fairlead_router.serving.bounded_admission import RETURN_SHARE, BoundedAdmission, BoundedRequest, WorkerEstimate
 from fairlead_router.serving.cached_first import HORIZON_SECONDS, LEVELS, CachedFirst
-from fairlead_router.serving.slo_gate import ClassTerms, SloGate
+from fairlead_router.serving.slo_gate import ClassTerms, SloGate, used_share
 
 PROMPT = 2000
 TURN = 400
@@ -42,10 +42,10 @@ def play(seconds: float, turns: float, begins: float, returns: bool, admission: 
     """Serve `turns` continuing and `begins` new prompts a second at one worker. `returns`: rejected new ones come back as told."""
     rng, continuing, new = random.Random(0), Kind(), Kind()
     arrivals: list[tuple[float, str, int, bool]] = []
-    for kind, rate in (("turn", turns), ("new", begins)):
+    for name, rate in (("turn", turns), ("new", begins)):
         at, number = 0.0, 0
         while rate and (at := at + rng.expovariate(rate)) < seconds:
-            arrivals.append((at, kind, number, False))
+            arrivals.append((at, name, number, False))
             number += 1
     heapq.heapify(arrivals)
     free_at = 0.0
@@ -122,6 +122,28 @@ def test_a_prompt_is_outbid_while_better_cached_demand_fills_the_capacity_and_re
     rule.record(0, 0, 1000, 0.1)
     assert not rule.is_outbid(0, 900, 1000, 500, 0.1), "older demand counts less"
     assert not rule.is_outbid(0, 900, 1000, 1, HORIZON_SECONDS + 0.1), "the last refusal is long ago"
+
+
+def test_a_router_uses_the_capacity_in_proportion_to_its_requests() -> None:
+    """Else each of several routers would compare its own demand with the capacity of all."""
+    worker = Worker("a:1", monotonic)
+    worker.load, worker.in_flight = WorkerLoad(running=30, waiting=10), 9
+    assert used_share([worker]) == 0.25
+    worker.in_flight = 60
+    assert used_share([worker]) == used_share([Worker("b:1", monotonic)]) == 1, "the report is old, or there is none"
+    rule = BoundedAdmission()
+    busy, turn, begin = (
+        WorkerEstimate(0.5, RATE, 10),
+        BoundedRequest(0, "", 0, CHAT, 0.0, 2000, 1600),
+        BoundedRequest(1, "", 0, CHAT, 0.0, 2000),
+    )
+    for number in range(20):  # half of what the worker computes in HORIZON_SECONDS
+        rule.decide(replace(turn, key=("turn", number)), [busy], 0, 0.0)
+    rule.decide(replace(turn, key="late"), [replace(busy, wait=9.0)], 0, 0.0)
+    found = [
+        rule.decide(replace(begin, key=number), [busy], 0, 0.0, share=share).rejection for number, share in enumerate((1, 1, 0.5, 0.5))
+    ]
+    assert found == ["", "", "", "outbid"], "the first outbid request has its turn at once"
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=30))
