@@ -11,10 +11,11 @@ from typing import Final
 from fairlead_router.serving.best_effort import STARVATION_SHARE
 
 HORIZON_SECONDS: Final = 4.0
-"""Time constant of the measured demand, and time since the last refusal after which nothing is refused here. In the simulator 1 to 16 s
-give the same goodput within 5 %."""
-LEVELS: Final = 16
-"""Resolution of the uncached share. Prompts of one level do not go before each other."""
+"""Time constant of the measured demand, and time since the last refusal after which nothing is refused here."""
+LEVELS: Final = 3
+"""Levels of the uncached share: mostly cached, partly, mostly not. Prompts of one level do not go before each other. With 16 levels long
+contexts go first, whose decodes are slow: on Zipf documents at 3 times capacity the goodput is 0.81 of that without this rule, with 3 it
+is 1.09."""
 
 
 class CachedFirst:

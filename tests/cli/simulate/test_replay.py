@@ -118,8 +118,8 @@ def test_beyond_capacity_routers_that_know_the_bounds_refuse_early() -> None:
 
 def test_beyond_capacity_agents_keep_their_goodput_because_cached_prompts_go_first() -> None:
     def goodput(speed: float) -> float:
-        (requests,) = load("agents", count=None, speed=speed, pods=2, model=PodModel(), seeds=[0], seconds=60.0)
-        return replay("fairlead", requests, Scenario(2, PodModel(), has_bounds=True)).figures()["goodput"]
+        (requests,) = load("agents", count=None, speed=speed, pods=4, model=PodModel(), seeds=[0], seconds=60.0)
+        return replay("fairlead", requests, Scenario(4, PodModel(), has_bounds=True)).figures()["goodput"]
 
     beyond = goodput(5.0)
     assert beyond > 0.95 * goodput(1.7)

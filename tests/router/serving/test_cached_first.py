@@ -18,7 +18,7 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClasses
 from fairlead_router.serving.bounded_admission import RETURN_SHARE, BoundedAdmission, BoundedRequest, WorkerEstimate
-from fairlead_router.serving.cached_first import HORIZON_SECONDS, LEVELS, CachedFirst
+from fairlead_router.serving.cached_first import HORIZON_SECONDS, CachedFirst
 from fairlead_router.serving.slo_gate import ClassTerms, SloGate, used_share
 
 PROMPT = 2000
@@ -109,7 +109,7 @@ def test_equal_shares_and_less_urgent_requests_outbid_no_one(prompts: list[tuple
         rule.record(priority + 1, tokens, tokens + cached, 0.0)
         rule.record(priority, 1000, 1000, 0.0)
     assert not rule.is_outbid(priority, 1000, 1000, 1.0, 0.0)
-    assert not prompts or not rule.is_outbid(priority, 1, LEVELS, 1e-9, 0.0), "nothing goes before a prompt that is cached"
+    assert not prompts or not rule.is_outbid(priority, 1, 1000, 1e-9, 0.0), "nothing goes before a prompt that is cached"
 
 
 def test_a_prompt_is_outbid_while_better_cached_demand_fills_the_capacity_and_requests_are_refused() -> None:
