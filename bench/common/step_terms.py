@@ -73,12 +73,21 @@ class Terms:
 
 
 def find_terms(samples: Samples) -> Terms:
-    """Return the terms that the samples show. The costs have the least squared relative error, and none is negative."""
+    """Return the terms that the samples show. The costs have the least squared relative error, and none is negative.
+
+    Raises ValueError for a sample without steps, or with steps that took no time.
+    """
+    for one in samples.prefills:
+        if min(one.step_seconds, one.decode_steps) <= 0:
+            counted = f"{one.step_seconds:g} s of prefill and {one.decode_steps:g} decode steps"
+            raise ValueError(f"a prompt of {one.tokens} tokens has {counted}: measure workers whose fairlead_step_seconds counts its steps")
     between = statistics.fmean((one.latency - one.ttft - one.decode_seconds) / one.decode_steps for one in samples.prefills)
     between = max(0.0, between)
     rows: list[tuple[float, ...]] = [(prefill_work(0, one.tokens), one.tokens, 0.0, 0.0, one.steps, -1.0) for one in samples.prefills]
     rows += [(0.0, 0.0, one.batch * one.context, one.batch, 1.0, 0.0) for one in samples.decodes]
     seconds = [one.step_seconds for one in samples.prefills] + [one.seconds - between for one in samples.decodes]
+    if min(seconds) <= 0:
+        raise ValueError(f"{min(seconds):g} s are left of a decode step after the {between:g} s between two steps: measure longer answers")
     attention, token, context, decode, fixed, credit = fit(rows, seconds)
     outside = statistics.fmean(one.ttft - one.step_seconds - (one.steps - 1) * between for one in samples.prefills)
     return Terms((attention, token, context, decode, fixed), between, credit, max(0.0, outside))

@@ -37,6 +37,13 @@ def test_exact_measurements_give_their_terms() -> None:
     assert (found.between, found.idle_credit, found.outside) == pytest.approx((TERMS.between, TERMS.idle_credit, TERMS.outside))
 
 
+@pytest.mark.parametrize(("step_seconds", "decode_steps", "gap"), [(0.0, 7, 0.02), (0.02, 0, 0.02), (0.02, 7, 0.0)])
+def test_samples_without_step_times_are_an_error(step_seconds: float, decode_steps: float, gap: float) -> None:
+    samples = Samples([Prefill(24, 0.03, 1, step_seconds, 0.2, decode_steps, 0.1)], [Decode(1, 80, gap)])
+    with pytest.raises(ValueError, match="measure"):
+        find_terms(samples)
+
+
 def test_no_term_is_negative() -> None:
     assert min(fit([(64.0, 1.0), (256.0, 1.0), (512.0, 1.0)], [0.03, 0.02, 0.01])) >= 0
 

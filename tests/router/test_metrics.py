@@ -8,7 +8,7 @@ async def test_counters_by_reason_begin_at_zero(fleet: Fleet) -> None:
     with RedisServer() as redis:
         router = await fleet.router(await fleet.worker(), redis_url=redis.url)
         text = (await router.client.get("/metrics")).text
-    for reason in ("key", "quota", "queue", "queue_timeout", "slo", "hold"):
+    for reason in ("key", "quota", "queue", "queue_timeout", "slo", "cached_first", "hold"):
         assert f'fairlead_router_refused_total{{reason="{reason}"}} 0.0' in text
     for reason in ("connect", "lost", "refused", "busy", "withdrawn", "canary"):
         assert f'fairlead_router_retries_total{{reason="{reason}"}} 0.0' in text

@@ -14,7 +14,7 @@ from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.admission import admissible_tokens
 from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest
 from fairlead_router.serving.fair_queue import FairQueue
-from fairlead_router.serving.slo_gate import estimate_worker
+from fairlead_router.serving.slo_gate import estimate_worker, used_share
 from fairlead_router.serving.waiting_attempts import WaitingAttempt, WaitingAttempts, find_gain
 
 
@@ -101,10 +101,11 @@ class Router:
         workers, prompt = self._view.usable(now), ticket.request.prompt_tokens
         if service_class.is_best_effort or not workers:
             return True
-        cached = (held[number] for number in self._fleet.usable)
+        cached = [held[number] for number in self._fleet.usable]
         estimates = [estimate_worker(worker, max(1, prompt - tokens), now) for worker, tokens in zip(workers, cached, strict=True)]
-        request = BoundedRequest(ticket.position, "", ticket.priority, service_class)
-        return not self._admission.decide(request, estimates, self.queue.work_ahead(ticket), now).rejection
+        request = BoundedRequest(ticket.position, "", ticket.priority, service_class, prompt_tokens=prompt, cached=max(cached))
+        ahead, share = self.queue.work_ahead(ticket), used_share(workers)
+        return not self._admission.decide(request, estimates, ahead, now, share=share).rejection
 
     def admit_waiting(self, now: float) -> None:
         """Send as many waiting requests as the pods have capacity for."""

@@ -1,6 +1,7 @@
 """Admission of requests whose class bounds the time to first token (TTFT) or the inter-token latency (ITL). Pure: no clock.
 
-A request is admitted if some worker can serve it within its class's bounds. Else it is rejected, with the time at which it can be admitted.
+A request is admitted if some worker can serve it within its class's bounds, and no others go before it (`CachedFirst`). Else it is
+rejected, with the time at which it can be admitted.
 """
 
 import math
@@ -10,6 +11,7 @@ from statistics import median_low
 from typing import Literal
 
 from fairlead_router.service_classes import ServiceClass
+from fairlead_router.serving.cached_first import CachedFirst
 from fairlead_router.serving.promise_ledger import Demand, PromiseLedger
 
 PLANNED_SHARE = 0.9
@@ -33,17 +35,28 @@ class WorkerEstimate:
     step_seconds: float = 0.0
     is_idle: bool = False
     """It has no request at all."""
+    is_free: bool = False
+    """It has no prompt to compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRequest:
-    """A request of a class with a bound. `elapsed`: seconds since its arrival. `key`: the same when the client sends it again."""
+    """A request of a class with a bound. `elapsed`: seconds since its arrival. `key`: the same when the client sends it again.
+
+    `prompt_tokens`: all of its prompt. `cached`: those of them that the worker with the most caches.
+    """
 
     key: Hashable
     tenant: str
     priority: int
     service_class: ServiceClass
     elapsed: float = 0.0
+    prompt_tokens: int = 0
+    cached: int = 0
+
+    @property
+    def uncached(self) -> int:
+        return max(1, self.prompt_tokens - self.cached)
 
     def slack(self, worker: WorkerEstimate, share: float = 1.0) -> float:
         """Return the longest wait at the worker with which it meets `share` of its bound, seconds; negative: even an idle one is late.
@@ -68,10 +81,12 @@ class BoundedRequest:
 class Verdict:
     """`rejection`: empty if the request is admitted; `itl`, `late`: later it can be; `too_long`: not even an idle worker is fast enough.
 
+    `outbid`: prompts of which more is cached need all of the capacity.
+
     `expected` and `bound`: the TTFT in seconds.
     """
 
-    rejection: Literal["", "itl", "late", "too_long"] = ""
+    rejection: Literal["", "itl", "late", "too_long", "outbid"] = ""
     retry_after: int = 0
     expected: float = 0.0
     bound: float = 0.0
@@ -85,18 +100,29 @@ class BoundedAdmission:
 
     def __init__(self) -> None:
         self.ledger = PromiseLedger()
+        self._cached_first = CachedFirst()
 
     def decide(
-        self, request: BoundedRequest, workers: Sequence[WorkerEstimate], ahead_tokens: float, now: float, fleet: int = 0
+        self,
+        request: BoundedRequest,
+        workers: Sequence[WorkerEstimate],
+        ahead_tokens: float,
+        now: float,
+        fleet: int = 0,
+        share: float = 1.0,
     ) -> Verdict:
         """Return the verdict. `workers`: at least one; `fleet`: number of all, if these are only the soonest.
 
-        `ahead_tokens`: prompt tokens that go before it and are at no worker yet.
+        `ahead_tokens`: prompt tokens that go before it and are at no worker yet. `share`: of the capacity, that this router uses.
         A worker without a measured rate may be fast enough, so the request goes there.
         """
         self.ledger.expire(now)
+        booking = self.ledger.find(request.key)
+        if booking is None:
+            self._cached_first.record(request.priority, request.uncached, request.prompt_tokens, now)
         usable = [worker for worker in workers if request.is_within_itl(worker)]
         if not usable:
+            self._cached_first.record_refusal(now)
             return Verdict("itl", ITL_RETRY_SECONDS)
         if not request.service_class.bounds_ttft or not all(worker.rate for worker in usable):
             return ADMITTED
@@ -111,18 +137,30 @@ class BoundedAdmission:
             return ADMITTED if any(worker.is_idle for worker in usable) and not ahead else Verdict("too_long", 0, expected, bound)
         planned = max(0.0, request.slack(best, PLANNED_SHARE))
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
-        booking = self.ledger.find(request.key)
         # The least wait is one worker's, and bookings share all: theirs is the median, which a few stuck workers do not move.
         shared = max(wait, ahead + median_low(worker.wait for worker in usable))
+        own_rate = share * total_rate
+        is_outbid = not any(worker.is_free for worker in usable) and self._cached_first.is_outbid(
+            request.priority, request.uncached, request.prompt_tokens, own_rate, now
+        )
+        turn = self._cached_first.next_turn(now) if is_outbid else 0.0
         if booking is not None and booking.at <= now:
             is_kept = wait <= request.slack(best, RETURN_SHARE)
             self.ledger.close(booking, is_kept)
             if is_kept:
                 return ADMITTED
-        elif self.ledger.fits(demand, shared, total_rate, now, wait):
+            turn = 0.0  # it had its turn
+        elif not turn and self.ledger.fits(demand, shared, total_rate, now, wait):
             if booking is not None:
                 self.ledger.close(booking, kept=True)
+            elif is_outbid:
+                self._cached_first.take_turn(request.uncached, own_rate, now)
             return ADMITTED
         elif booking is not None:
-            return Verdict("late", max(1, math.ceil(booking.at - now)), expected, bound)
-        return Verdict("late", self.ledger.promise(demand, shared, total_rate, now), expected, bound)
+            return Verdict("outbid" if is_outbid else "late", max(1, math.ceil(booking.at - now)), expected, bound)
+        if not is_outbid:
+            self._cached_first.record_refusal(now)
+        seconds = self.ledger.promise(demand, shared, total_rate, now, turn)
+        if is_outbid and self.ledger.find(request.key) is not None:
+            self._cached_first.take_turn(request.uncached * self.ledger.return_share(request.tenant), own_rate, now)
+        return Verdict("outbid" if is_outbid else "late", seconds, expected, bound)

@@ -68,13 +68,13 @@ class PromiseLedger:
         """
         return _Timeline(self._ahead_of(demand), self._returns, wait, rate, now).fits(demand, now, wait if own_wait is None else own_wait)
 
-    def promise(self, demand: Demand, wait: float, rate: float, now: float) -> int:
-        """Book the demand, and return the seconds until its start, at least 1.
+    def promise(self, demand: Demand, wait: float, rate: float, now: float, earliest: float = 0.0) -> int:
+        """Book the demand, and return the seconds until its start, at least 1 and at least `earliest`.
 
         Without a free booking, or beyond MAX_SECONDS, nothing is booked: the seconds are the best guess.
         """
         timeline = _Timeline(self._ahead_of(demand), self._returns, wait, rate, now)
-        seconds = timeline.first_whole_second(demand)
+        seconds = timeline.first_whole_second(demand, earliest)
         if seconds > MAX_SECONDS or self._per_tenant.get(demand.tenant, 0) >= MAX_BOOKINGS - len(self):
             return min(seconds, MAX_SECONDS)
         at = now + seconds
@@ -100,6 +100,10 @@ class PromiseLedger:
             self._remove(booking)
             self.expired += 1
             self._record(booking, 0.0)
+
+    def return_share(self, tenant: str) -> float:
+        """Return the share of the tenant's booked tokens that counts, by how many of its requests returned lately."""
+        return math.sqrt(self._returns.get(tenant, 1.0))
 
     def _due(self, now: float) -> Iterator[Booking]:
         for booking in self._in_order:
@@ -144,9 +148,9 @@ class _Timeline:
             later = self._idle(index + 1, self._starts[index + 1]) + self._room[index + 1]
             self._room[index] = min(bookings[index].demand.slack - before[index], later)
 
-    def first_whole_second(self, demand: Demand) -> int:
-        """Return the first whole second from now, at least 1, at which the demand can start."""
-        seconds = 1
+    def first_whole_second(self, demand: Demand, earliest: float) -> int:
+        """Return the first whole second from now, at least 1 and at least `earliest`, at which the demand can start."""
+        seconds = max(1, math.ceil(earliest))
         for index, (begin, end) in enumerate(pairwise((*self._starts, math.inf))):
             at = begin + max(0.0, self._after[index] - demand.slack)
             seconds = max(seconds, math.ceil(at - self._now - 1e-9))

@@ -46,12 +46,14 @@ class SloGate:
         if not fleet or terms.service_class.is_best_effort:
             return
         now = monotonic()
-        estimates = self._estimates(terms, self._considered(terms, fleet), now)
-        verdict = self._admission.decide(_bounded(terms, now), estimates, ahead_tokens, now, len(fleet))
+        considered = self._considered(terms, fleet)
+        estimates = self._estimates(terms, considered, now)
+        cached = max(self._held(terms).values(), default=0)
+        verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
-            self._metrics.refused.labels("slo").inc()
+            self._metrics.refused.labels("cached_first" if verdict.rejection == "outbid" else "slo").inc()
             self._metrics.slo_rejected.labels(terms.service_class.name).inc()
-            raise _error(terms.service_class, verdict)
+            raise _error(terms, cached, verdict)
 
     def unsuitable(self, terms: ClassTerms) -> set[tuple[str, int]]:
         """Return the workers that the request should not go to, as (address, generation); none if that leaves no worker.
@@ -81,9 +83,12 @@ class SloGate:
         return fleet if len(fleet) <= SMALL_FLEET else self._table.soonest(CONSIDERED, (), terms.request.model)
 
     def _estimates(self, terms: ClassTerms, workers: Sequence[Worker], now: float) -> list[WorkerEstimate]:
-        held = self._predict(terms.request) if terms.service_class.bounds_ttft else {}
+        held = self._held(terms)
         tokens = terms.request.prompt_tokens
         return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
+
+    def _held(self, terms: ClassTerms) -> Mapping[str, int]:
+        return self._predict(terms.request) if terms.service_class.bounds_ttft else {}
 
 
 def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
@@ -91,14 +96,22 @@ def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate
     load, ahead = worker.load, worker.prefill_seconds(now)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
     wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
-    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
+    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle, is_free=not ahead)
 
 
-def _bounded(terms: ClassTerms, now: float) -> BoundedRequest:
-    return BoundedRequest(terms.key, terms.tenant, terms.priority, terms.service_class, now - terms.arrived_at)
+def used_share(workers: Sequence[Worker]) -> float:
+    """Return the share of the requests at the workers that this router has sent, above 0: the other routers use the rest."""
+    own = 1 + sum(worker.in_flight for worker in workers)
+    return own / max(own, sum(worker.load.running + worker.load.waiting for worker in workers))
 
 
-def _error(service_class: ServiceClass, verdict: Verdict) -> ApiError:
+def _bounded(terms: ClassTerms, now: float, cached: int = 0) -> BoundedRequest:
+    elapsed, tokens = now - terms.arrived_at, terms.request.prompt_tokens
+    return BoundedRequest(terms.key, terms.tenant, terms.priority, terms.service_class, elapsed, tokens, cached)
+
+
+def _error(terms: ClassTerms, cached: int, verdict: Verdict) -> ApiError:
+    service_class = terms.service_class
     name, again = service_class.name, f"Try again in {verdict.retry_after} s."
     expected, bound = f"{1000 * verdict.expected:.0f} ms", f"{1000 * verdict.bound:.0f} ms"
     match verdict.rejection:
@@ -108,6 +121,11 @@ def _error(service_class: ServiceClass, verdict: Verdict) -> ApiError:
         case "too_long":
             message = f"Class {name}: the first token takes {expected} even on an idle worker, and its bound is {bound}."
             return ApiError(400, f"{message} Send a shorter prompt, or name another class in X-SLO-Class.", code="slo_unattainable")
+        case "outbid":
+            message = (
+                f"Class {name}: {cached} of {terms.request.prompt_tokens} prompt tokens are cached. The service is overloaded, and prompts"
+            )
+            return overloaded(f"{message} of which a larger share is cached go first. {again}", verdict.retry_after)
         case _:
             message = f"Class {name}: the first token is expected after {expected}, and its bound is {bound}"
             # A request that seems in time is too close to its bound, or would take the place of a promised one.

@@ -16,7 +16,9 @@ from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import Objective, ServiceClass, assign_classes
+from fairlead.simulate.workloads.catalog import load
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead_router.serving.cached_first import CachedFirst
 from fairlead_router.serving.waiting_attempts import WaitingAttempts
 
 MODEL = PodModel(start_seconds=5.0)
@@ -112,3 +114,14 @@ def test_beyond_capacity_routers_that_know_the_bounds_refuse_early() -> None:
     assert blind["lost"] == arrival["lost"] == 0 < bounded["lost"]
     assert bounded["goodput"] > 1.3 * max(blind["goodput"], arrival["goodput"])
     assert bounded["goodput"] == pytest.approx(bounded["goodput_chat"] + bounded["goodput_batch"])
+
+
+def test_beyond_capacity_agents_keep_their_goodput_because_cached_prompts_go_first() -> None:
+    def goodput(speed: float) -> float:
+        (requests,) = load("agents", count=None, speed=speed, pods=4, model=PodModel(), seeds=[0], seconds=60.0)
+        return replay("fairlead", requests, Scenario(4, PodModel(), has_bounds=True)).figures()["goodput"]
+
+    beyond = goodput(5.0)
+    assert beyond > 0.95 * goodput(1.7)
+    with patch.object(CachedFirst, "is_outbid", lambda *_: False):
+        assert goodput(5.0) < 0.95 * beyond

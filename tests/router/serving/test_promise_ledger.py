@@ -89,6 +89,7 @@ def test_a_booking_that_is_not_claimed_expires_and_weighs_less_next_time() -> No
         assert not len(ledger)
         ledger.promise(Demand(number, "anna", 0, 800, 0.0), 2.0, RATE, now)
     assert ledger.expired == 39 and ledger.kept == 0
+    assert ledger.return_share("anna") < 0.1 and ledger.return_share("boris") == 1
     ledger.promise(Demand("a", "anna", 0, 800, 1.0), 2.0, RATE, now)
     ledger.promise(Demand("b", "boris", 0, 800, 1.0), 2.0, RATE, now)
     assert ledger.promise(Demand("c", "anna", 0, 10, 0.5), 2.0, RATE, now) <= 3, "anna's bookings hardly count, boris's do"

@@ -139,7 +139,7 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent("the router restarts", {BROKEN: counter((0, 20), (RESET, 0), (0, MINUTES))}),
     ),
     "FairleadRequestsRefused": (
-        *(Fires(f"reason {reason}", refused(reason, 12), 18) for reason in ("queue", "queue_timeout", "slo", "hold")),
+        *(Fires(f"reason {reason}", refused(reason, 12), 18) for reason in ("queue", "queue_timeout", "slo", "cached_first", "hold")),
         Fires("8 a minute by two routers", {**refused("queue", 4), **refused("queue", 4, pod="r-2")}, 19),
         *(Silent(f"clients cause it: {reason}", refused(reason, 60)) for reason in ("key", "quota")),
         Silent("4 a minute", refused("queue", 4)),
