@@ -236,9 +236,9 @@ def rope_quantize_fp8_append_paged_kv_cache(
     cosines, sines = cos_sin_cache[pos_ids.long()][:, None].chunk(2, -1)
     left, right = k_rope.float().chunk(2, -1)
     turned = torch.cat((left * cosines - right * sines, right * cosines + left * sines), -1)
-    rounded = ((part.float() * quant_scale_kv).clamp(-448, 448).to(FLOAT8) for part in (turned, v))  # 448: the largest of e4m3
+    stored, other = ((part.float() * quant_scale_kv).clamp(-448, 448).to(FLOAT8) for part in (turned, v))  # 448: the largest of e4m3
     last = torch.full((len(kv_indptr) - 1,), page_size, dtype=torch.int32)
-    append_paged_kv_cache(*rounded, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, last)
+    append_paged_kv_cache(stored, other, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, last)
 
 
 def _sixteen(*parts: torch.Tensor) -> None:
