@@ -22,11 +22,11 @@ INSTALLED = ("apache-tvm-ffi", "einops", "flashinfer-python", "ninja", "nvidia-m
 MODULE = "silu_and_mul"
 BASES = re.compile(r"^FROM docker\.io/nvidia/cuda:\$\{CUDA\}-\w+-ubuntu24\.04", re.MULTILINE)
 SITE, LINKS = "/opt/site", "/opt/links"
-"""Where this Python's packages are mounted, and links to all but pip, which the image's environment has itself. Both are Python 3.11."""
+"""Where this Python's packages are mounted, and links to all but what the image's environment has itself. Both are Python 3.11."""
 PACKAGES = "/opt/fairlead/lib/python3.11/site-packages"
 """Of the image's own environment."""
 CHECKS = f"""
-RUN fairlead-worker --help > /dev/null
+RUN test -x /opt/fairlead/bin/fairlead-worker && python3 -c "import fairlead_worker.kernels.flashinfer"
 RUN FLASHINFER_CUDA_ARCH_LIST=9.0a python3 -c "from flashinfer.jit.activation import gen_act_and_mul_module; \
     assert gen_act_and_mul_module('silu').is_aot, 'FlashInfer does not find the compiled {MODULE}'"
 """
@@ -53,14 +53,15 @@ def build(source: str) -> None:
     if problem := environment.install():
         raise images.ImageFailed(f"nvcc cannot be installed: {problem}")
     with tempfile.TemporaryDirectory() as folder:
-        torch, links, cuda, pins = (Path(folder, name) for name in ("torch.pth", "links", "cuda", "pins.txt"))
+        torch, links, pins = (Path(folder, name) for name in ("torch.pth", "links", "pins.txt"))
         torch.write_text(f"{LINKS}\n")
         packages = Path(sysconfig.get_path("purelib"))
         links.mkdir()
         for entry in packages.iterdir():
-            if not entry.name.startswith("pip"):
+            if not entry.name.startswith(("pip", "fairlead")):
                 (links / entry.name).symlink_to(f"{SITE}/{entry.name}")
-        link_libraries(next(environment.folder.glob("lib/python*/site-packages/nvidia/cu13")), cuda)
+        cuda = next(environment.folder.glob("lib/python*/site-packages/nvidia/cu13"))
+        add_link_names(cuda)
         pins.write_text(select_pins((CHECKOUT / PINS).read_text()))
         files = {path: CHECKOUT / path for path in sources(source)} | {PINS: pins}
         mounts = {cuda: "/usr/local/cuda", packages: SITE, links: LINKS, torch: f"{PACKAGES}/torch.pth"}
@@ -75,15 +76,15 @@ def select_pins(pins: str) -> str:
     return "".join(entries)
 
 
-def link_libraries(wheel: Path, cuda: Path) -> None:
-    """Lay out `cuda` as CUDA's images do: the wheels' files, and the names that the linker looks for."""
-    subprocess.run(["cp", "-a", "--reflink=auto", str(wheel), str(cuda)], check=True)
-    stubs = cuda / "lib64" / "stubs"
-    stubs.mkdir(parents=True)
+def add_link_names(cuda: Path) -> None:
+    """Add the names that the linker looks for in CUDA's images, and the driver's stub: the driver's library itself is on the node."""
+    stub = cuda / "lib64" / "stubs" / "libcuda.so"
+    if stub.exists():
+        return
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    (cuda / "lib64" / "libcudart.so").unlink(missing_ok=True)
     (cuda / "lib64" / "libcudart.so").symlink_to("../lib/libcudart.so.13")
-    # The driver's library is on the node. CUDA's images have a stub to link with.
-    command = ["gcc", "-shared", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(stubs / "libcuda.so")]
-    subprocess.run(command, check=True)
+    subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(stub)], check=True)
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ class Kernel:
 def main() -> int:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--modules", nargs="+", metavar="PATTERN", default=["*"], help="names as `prebuild --list` prints them (all)")
-    parser.add_argument("--ci", action="store_true", help="only one module of each kind, which take two minutes of a core")
+    parser.add_argument("--ci", action="store_true", help="only one module of each kind, which take three minutes of a core")
     parser.add_argument("--install", action="store_true", help="only install nvcc and FlashInfer")
     parser.add_argument("--accept", action="store_true", help="write the spills of these modules to spills.json")
     options = parser.parse_args()

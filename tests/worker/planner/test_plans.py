@@ -180,6 +180,21 @@ def test_the_plan_of_any_step_fits_the_workspaces(
     check_step(case, real(case.device), wanted, counts, monkeypatch, invariant=data.draw(st.booleans()))
 
 
+@pytest.mark.parametrize("dim, tile", [(64, 192), (128, 128), (256, 128)])
+def test_the_prefill_kernels_of_hopper_get_every_tile_of_every_head(
+    dim: int, tile: int, real: Callable[[Device], PlanningLibrary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = real(H100)
+    monkeypatch.setattr(backend_module, "processors", lambda _: H100.processors)
+    spec = KVSpec((LayerSpec(64, 8, dim, dim, 0.1),), 16, torch.bfloat16, META)
+    backend = FlashInferBackend(spec, 1, library, prefill_kernels="fa3")  # type: ignore[arg-type]  # it stores nothing
+    counts = [8_192, 1_000, *[1] * 254]
+    backend.plan(packed([count + 500 for count in counts], counts, spec.page_size))
+    (plan,) = library.planner.plans
+    work = plan.ints(plan.numbers[6], H100.processors + 1)
+    assert work[-1] == 64 * sum(-(-count // tile) for count in counts)
+
+
 KINDS = (LARGE, LayerSpec(4, 2, 128, 128, 0.1), LayerSpec(8, 2, 128, 128, 0.1), LayerSpec(8, 2, 128, 128, 0.1, window=1_000))
 
 
