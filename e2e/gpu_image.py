@@ -66,7 +66,7 @@ def build(source: str) -> None:
         files = {path: CHECKOUT / path for path in sources(source)} | {PINS: pins}
         mounts = {cuda: "/usr/local/cuda", packages: SITE, links: LINKS, torch: f"{PACKAGES}/torch.pth"}
         arguments = {"ARCHES": "9.0a", "HEAD_DIMS": f"64 --modules {MODULE}"}
-        images.build_steps(text(source), files, mounts, arguments, env="PIP_NO_DEPS=1")
+        images.build_steps("fairlead-gpu-steps", text(source), files, mounts, arguments, env="PIP_NO_DEPS=1", stage="kernels")
 
 
 def select_pins(pins: str) -> str:
