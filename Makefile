@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in 
 kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
-test: install redis-servers s3-server registry chromium clients ## run unit and component tests, without a cluster or GPU
+test: install redis-servers s3-server registry chromium clients gpu-kernels ## run unit and component tests, without a cluster or GPU
 	@# A test that fails on a busy machine runs again alone and must pass then. Property tests use the same examples in each run (profile
 	@# `ci`), so that a change cannot fail by chance; `make test EXAMPLES=default` draws new ones.
 	@# Each process gets half of the tests in order, so that fixtures of sessions and modules start once; a finished one takes half of the rest.
@@ -101,6 +101,12 @@ gpu-check: ## compare the GPU path with transformers and the reference, then mea
 gpu-bundle: install ## collect the packages for `make gpu-check` without a package index in build/gpu-bundle (cached outside the checkout)
 	PYTHONPATH=. $(BIN)/python -m bench.gpu.bundle $(BUNDLE_CACHE)
 	@rm -rf $(BUNDLE) && mkdir -p $(dir $(BUNDLE)) && cp -r $(BUNDLE_CACHE) $(BUNDLE) && echo "$(BUNDLE): carry it with the tree"
+
+gpu-kernels: install ## install nvcc and FlashInfer to compile GPU kernels and for tests of its planner, in their own environment in the user's cache (once, 0.9 GB)
+	-@PYTHONPATH=. $(BIN)/python -m bench gpu/kernels --install
+
+gpu-compile: install ## compile every GPU kernel without a GPU; reports registers, spills and shared memory (a quarter of an hour of a core, then seconds; KERNELS="--ci")
+	$(RUN) gpu/kernels $(KERNELS)
 
 bench: install ## list the benchmarks; run one with `.venv/bin/python -m bench NAME` (see bench/README.md)
 	@$(RUN) list
@@ -190,6 +196,7 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/openapi_client/requirements.in -o tests/api/openapi_client/requirements.txt
+	uv pip compile --quiet --no-deps --python-platform linux --python-version 3.11 --generate-hashes --no-header requirements/gpu-kernels.in -o requirements/gpu-kernels.txt
 	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.
 	@# The images' Python is 3.11; the other versions are those of `requires-python`.
 	for image in control worker; do for machine in x86_64 aarch64; do for python in 3.11 3.12 3.13; do \

@@ -11,9 +11,10 @@ from pathlib import Path
 class OwnEnvironment:
     """The environment of one requirements file: other pins make another environment, so an existing one never changes."""
 
-    def __init__(self, name: str, pins: Path) -> None:
+    def __init__(self, name: str, pins: Path, *flags: str) -> None:
+        """`flags`: more of `uv pip install`, such as --no-deps."""
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / name
-        self.pins = pins
+        self.pins, self.flags = pins, flags
         self.folder = root / hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:10]
         self.python = self.folder / "bin" / "python"
 
@@ -31,7 +32,7 @@ class OwnEnvironment:
             try:
                 for command in (
                     ["venv", "--quiet", "--clear", "--python", sys.executable, self.folder],
-                    ["pip", "install", "--quiet", "--compile-bytecode", "--python", self.python, "-r", self.pins],
+                    ["pip", "install", "--quiet", "--compile-bytecode", "--python", self.python, *self.flags, "-r", self.pins],
                 ):
                     subprocess.run([uv, *command], check=True, timeout=seconds, capture_output=True, text=True)
             except subprocess.CalledProcessError as error:

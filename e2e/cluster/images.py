@@ -83,6 +83,22 @@ def build(
     return _build(name, key, containerfile.read_text(), files, base_image, arch)
 
 
+def build_steps(
+    name: str, containerfile: str, files: dict[str, Path], mounts: dict[Path, str], arguments: dict[str, str], env: str, stage: str
+) -> None:
+    """Run the steps of a Containerfile on `base()`. Their layers are kept for the next time, no node gets the image.
+
+    `files`: the context. `mounts`: paths of this machine that the steps see. `arguments`: values of ARG. `env`: NAME=VALUE.
+    `stage`: a stage that is kept too; other builds remove layers without a name.
+    """
+    flags = [f"--volume={source}:{target}:ro" for source, target in mounts.items()]
+    flags += [f"--build-arg={name}={value}" for name, value in {"BASE": base(), **arguments}.items()]
+    with locked(cache_root() / "locks" / "images"), build_context(containerfile, files) as context:
+        for target in (stage, ""):
+            named = [*_flag("--target", target), "-t", f"localhost/{name}:{target or 'last'}"]
+            _run([*_buildah("bud"), "--layers", *_build_flags(), *flags, f"--env={env}", *named, str(context)], f"{name} {target}")
+
+
 def run(reference: str, script: str, arch: str | None = None) -> None:
     """Run a shell script in a container of an image, as the image's user. Print what it prints; raise ImageFailed if it fails."""
     with locked(cache_root() / "locks" / "images"):  # a build removes all containers

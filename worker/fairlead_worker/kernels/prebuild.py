@@ -31,10 +31,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="prebuild", description=__doc__)
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS), choices=HEAD_DIMS)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], choices=("bfloat16", "float16"))
+    parser.add_argument("--modules", nargs="+", metavar="NAME", help="only these, by the names that --list prints")
     parser.add_argument("--list", action="store_true", help="say which modules there are, and build nothing")
     given = parser.parse_args(arguments)
     targets = os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "")
     specs = modules(given.head_dims, [getattr(torch, name) for name in given.dtypes], hopper="9.0a" in targets)
+    if unknown := [name for name in given.modules or () if name not in specs]:
+        print(f"prebuild: there is no module {', '.join(unknown)}; --list prints the names", file=sys.stderr)
+        return 2
+    specs = {name: spec for name, spec in specs.items() if name in (given.modules or specs)}
     print(f"{len(specs)} modules", flush=True)
     if given.list:
         print("\n".join(specs))
