@@ -34,6 +34,8 @@ CLASSES = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_00
 SERVICE = {"namespace": "models", "service": "chat"}
 WITHOUT_DATA = {
     "fairlead_router_recalls_total": "a worker resyncs after half an hour of wrong predictions",
+    "fairlead_agent_kv_event_batches_replayed_total": "all workers run Fairlead's own engine",
+    "fairlead_agent_kv_event_gaps_total": "all workers run Fairlead's own engine",
     "fairlead_router_forwarded_requests_total": "the service has no other services at its endpoint",
 }
 """Metrics that no healthy fleet has within a test, with the reason."""
