@@ -1,8 +1,9 @@
 """Predicted against actual cached tokens of two vLLM engines with agents, with eviction, LoRA and salts.
 
-They are behind the router, on a CPU. The engines have a tiny model with random weights and a small KV cache, so that blocks are evicted all the time. Conversations take turns,
-with shared system prompts, adapters and salts. Each answer tells what the router predicted and what the engine found in its cache. The exit
-status is 1 if fewer than 99 % of the predictions are within one block of the engine, or a conversation seldom returns to its pod.
+They are behind the router, on a CPU. The engines have a tiny model with random weights and a small KV cache, so that blocks are evicted
+all the time. Conversations take turns, with shared system prompts, adapters and salts. Each answer tells what the router predicted and
+what the engine found in its cache. The exit status is 1 if fewer than 99 % of the predictions are within one block of the engine, or a
+conversation seldom returns to its pod.
 """
 
 import asyncio
