@@ -1,4 +1,4 @@
-"""Goodput from below to beyond capacity in the simulator, with and without the rule that prompts with a cached context go first.
+"""Goodput below and beyond capacity in the simulator, with and without the rule "cached prompts first".
 
 Every run lasts as long, because caches begin cold. The seeds are other requests of a generator, and other start times of a trace.
 """
