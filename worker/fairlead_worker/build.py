@@ -154,18 +154,18 @@ def choose_modes(
     no_overlap, no_graphs = _why_no_overlap(config, device), _why_no_graphs(config, device)
     if not config.max_cudagraph_capture_size:
         no_graphs = "--max-cudagraph-capture-size 0"
-    no_graphs = no_graphs or unsupported_reason(runner.backend).lstrip(": ") or runner.graph_failure
+    no_graphs = no_graphs or unsupported_reason(runner.backend).lstrip(": ")
     if not steps.generates:
         no_graphs = no_overlap = "the model has no language model head"
     elif no_overlap and config.overlap == "on":
         logger.warning("--overlap on is ignored: %s", no_overlap)
     adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
     outcome = try_modes(runner, steps, context, not no_overlap, adapter, progress or no_progress)
-    failures = [reason for reason in (runner.graph_failure, outcome.failure) if reason]
+    fallback = "; ".join(reason for reason in (runner.graph_failure, outcome.failure) if reason)
     return StepModes(
-        "on" if outcome.modes.graphs else f"off: {no_graphs or outcome.failure}",
+        "on" if outcome.modes.graphs else f"off: {no_graphs or fallback}",
         "on" if outcome.modes.overlap else f"off: {no_overlap or outcome.failure}",
-        "; ".join(failures)[:MOST_REASON],
+        fallback[:MOST_REASON],
     )
 
 

@@ -160,6 +160,23 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel, caplog: py
     assert "attention is reference" in caplog.text
 
 
+def test_a_failed_capture_keeps_no_graph(loaded: LoadedModel) -> None:
+    """Nor those of joined rows, which were recorded before it: their memory would be lost."""
+
+    class FailsAt4(Replayed):
+        def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+            replay = super().record(run)
+            if self.recorded[-1] == 4:
+                raise RuntimeError("out of memory")
+            return replay
+
+    runner = ModelRunner(loaded, filled_backend(loaded))
+    graphs = graphs_for(runner.forward, runner.backend, 8, 100, FailsAt4(), verifies=True)
+    assert graphs is not None
+    graphs.capture()
+    assert "a step of 4 decodes" in graphs.failure and not graphs._graphs and not graphs._verifications
+
+
 @torch.inference_mode()
 def test_drafted_tokens_are_replayed_as_joined_rows(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves any division of its tokens into requests; decodes alone use the other graph of their size."""

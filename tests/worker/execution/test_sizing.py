@@ -15,6 +15,7 @@ from fairlead_worker.execution.memory_profile import largest_plan, run_largest_s
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, profile_memory
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.sampling import draw as draw_module
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
 
@@ -100,6 +101,18 @@ def test_the_worst_plan_is_as_large_as_its_limits() -> None:
     plan = largest_plan(limits, 16)
     assert sum(row.count for row in plan.rows) == limits.tokens and [row.count for row in plan.rows[20:]] == [200, 200, 100]
     assert all(row.end == 200 and row.samples and set(row.pages) == {0} for row in plan.rows)
+
+
+@pytest.mark.parametrize("peak", [0.0, 20.0], ids=["flat", "peaked"])
+def test_its_tokens_are_chosen_by_a_full_sort_whatever_the_logits_are(peak: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a model whose logits on the profile's text are peaked would leave no memory for it."""
+    rows = list[int]()
+    keep_sorted = draw_module.keep_sorted
+    monkeypatch.setattr(draw_module, "keep_sorted", lambda scaled, *rest: rows.append(len(scaled)) or keep_sorted(scaled, *rest))
+    logits = torch.zeros(3, 2000)
+    logits[:, 7] = peak
+    run_largest_step(StepLimits(prefill=8, decode=2, context=16), 16, lambda _: logits)
+    assert rows == [3]
 
 
 def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:

@@ -47,10 +47,11 @@ def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
 
 
-def graphed(loaded: LoadedModel, adapters: AdapterSet | None = None) -> tuple[ModelRunner, Replayed]:
+def graphed(loaded: LoadedModel, adapters: AdapterSet | None = None, verifies: bool = False) -> tuple[ModelRunner, Replayed]:
     """Return a runner on FlashInfer interpreted, with replayed graphs of up to 6 decodes."""
     runner, recorder = ModelRunner(loaded, filled_backend(loaded, 120), adapters=adapters), Replayed()
-    runner.graphs = graphs_for(runner.forward, runner.backend, 6, CONTEXT, recorder, None if adapters is None else adapters.slots)
+    slots = None if adapters is None else adapters.slots
+    runner.graphs = graphs_for(runner.forward, runner.backend, 6, CONTEXT, recorder, slots, verifies)
     assert runner.graphs is not None
     runner.graphs.capture()
     return runner, recorder
@@ -271,6 +272,33 @@ def test_a_draft_models_graphs_are_tried_too(half: LoadedModel, monkeypatch: pyt
     outcome = run(runner, overlap=False, **settings)
     assert outcome.modes == PLAIN and outcome.failure.startswith("CUDA graphs failed the start-up trial")
     assert runner.graphs is None and runner.drafter is not None and runner.drafter.graphs is None
+
+
+def test_graphs_of_joined_rows_are_tried_with_ngrams(half: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first request that repeats itself would be the trial."""
+    settings: dict[str, Any] = {"speculative_method": "ngram", "speculative_num_tokens": 3}
+    joined, plan = list[int](), graphs_module._Graph._plan
+
+    def counted(self: Any, step: PackedStep) -> None:
+        if not self._paging.single:
+            joined.append(self._size)
+        plan(self, step)
+
+    monkeypatch.setattr(graphs_module._Graph, "_plan", counted)
+    runner, _ = graphed(half, verifies=True)
+    joined.clear()
+    assert run(runner, overlap=False, **settings) == Outcome(GRAPHS)
+    assert joined
+    monkeypatch.setattr(graphs_module, "join_rows", lambda step: replace(step, starts=[0] * len(step.starts)))
+    runner, _ = graphed(half, verifies=True)
+    outcome = run(runner, overlap=False, **settings)
+    assert outcome.modes == PLAIN and "CUDA graphs failed the start-up trial" in outcome.failure
+
+
+@pytest.mark.parametrize("part", [{"rounds_inputs": True}, {"kv_scales": (1.0, 1.0)}], ids=["linear layers", "KV cache"])
+def test_numbers_of_8_bits_are_allowed_more_rounding(half: LoadedModel, part: dict[str, Any]) -> None:
+    """Another last bit of a number that is rounded next becomes another eighth of it."""
+    assert trial._rounding(replace(half, **part)) == trial.ROUNDED_INPUTS > trial._rounding(half)
 
 
 def test_a_loaded_adapter_is_tried_beside_rows_without_one(half: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

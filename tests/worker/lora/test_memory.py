@@ -18,6 +18,8 @@ from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.flashinfer import FlashInferBackend, GraphWrappers
+from fairlead_worker.kernels.paging import Paging
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.lora.slots import AdapterSlots
@@ -178,6 +180,27 @@ def test_a_failed_capture_with_adapters_is_not_repeated_after_the_profile(loaded
     assert made.graphs is not None and made.graphs.is_recorded
     failed = "RuntimeError: CUDA error: not permitted, after ValueError: a hook failed"
     assert made.graph_failure == f"a step of 2 decodes with LoRA adapters cannot be recorded: {failed}"
+
+
+def test_a_failed_capture_of_joined_rows_is_not_repeated_after_the_profile(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with adapters. Drafted tokens are rows of their own then."""
+    memory, tried = Memory(AdapterSet(loaded, 2, 8)), list[int]()
+    make = FlashInferBackend.graph_wrappers
+
+    def fail(self: FlashInferBackend, paging: Paging) -> GraphWrappers:
+        if not paging.single:
+            tried.append(len(paging.last_page_len))
+            raise RuntimeError("CUDA error: not permitted")
+        return make(self, paging)
+
+    monkeypatch.setattr(FlashInferBackend, "graph_wrappers", fail)
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16, speculative_method="ngram")
+    made = make_runner(loaded, page_size=PAGE, backend="flashinfer", steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory)
+    assert tried == [2] and memory.recorder.recorded == [2, 1, 2, 1]
+    assert made.graphs is not None and made.graphs.is_recorded
+    assert made.graph_failure == "a step of 2 drafted tokens cannot be recorded: RuntimeError: CUDA error: not permitted"
 
 
 def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: LoadedModel, folders: list[Path]) -> None:

@@ -120,6 +120,8 @@ class GraphedDecodes:
         """Why decodes cannot be recorded; empty if they can."""
         self.adapter_failure = ""
         """Why decodes with LoRA adapters cannot be recorded; empty if they can."""
+        self.verification_failure = ""
+        """Why drafted tokens cannot be recorded as joined rows; empty if they can."""
         self._graphs: dict[int, _Graph] = {}
         self._verifies = verifies
         self._verifications: dict[int, _Graph] = {}
@@ -143,6 +145,7 @@ class GraphedDecodes:
                 self.failure = f"a step of {size} decodes cannot be recorded: {describe_failure(error)}"
                 logger.warning("decodes run without CUDA graphs: %s", self.failure)
                 self._graphs.clear()
+                self._verifications.clear()
                 return
             self._graphs[size] = graph
             self._record_verification(size)
@@ -157,9 +160,8 @@ class GraphedDecodes:
             graph = _Graph(self._backend, size, self._pages, joins=True)
             graph.record(self._forward, self._recorder)
         except Exception as error:
-            logger.warning(
-                "drafted tokens are rows of their own in CUDA graphs, as %d tokens cannot be recorded: %s", size, describe_failure(error)
-            )
+            self.verification_failure = f"a step of {size} drafted tokens cannot be recorded: {describe_failure(error)}"
+            logger.warning("drafted tokens are rows of their own in CUDA graphs: %s", self.verification_failure)
             self._verifies = False
             self._verifications.clear()
             return

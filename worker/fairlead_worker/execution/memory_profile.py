@@ -8,6 +8,7 @@ import torch
 
 from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.sampling.filters import WIDE
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.limits import StepLimits
@@ -15,9 +16,18 @@ from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
 COSTLIEST_SAMPLING = Sampling(
-    max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1
+    max_tokens=1,
+    temperature=1.0,
+    top_k=WIDE + 1,
+    top_p=0.999,
+    min_p=1e-6,
+    presence_penalty=0.1,
+    repetition_penalty=1.1,
+    logprobs=20,
+    seed=1,
 )
-"""A setting for everything whose memory grows with the vocabulary."""
+"""A setting for everything whose memory grows with the vocabulary. With this top_k the vocabulary is sorted whatever the logits are, which
+takes more than the other ways to filter it."""
 
 
 def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:

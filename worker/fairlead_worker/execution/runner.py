@@ -74,7 +74,7 @@ class ModelRunner:
         self.graphs: GraphedDecodes | None = None
         """CUDA graphs for decode-only steps; None: every step runs eagerly."""
         self.graph_failure = ""
-        """Why CUDA graphs could not be recorded; empty: they were, or none were wanted."""
+        """Why CUDA graphs, or those for adapters or drafted tokens, could not be recorded; empty: they were, or none were wanted."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -235,7 +235,7 @@ def make_runner(
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
-    failure = adapter_failure = ""  # of a capture
+    failure = adapter_failure = verification_failure = ""  # of a capture
     if draft is not None or loaded.ranks > 1 or not loaded.generates:
         kept_prompts = 0
     if loaded.ranks > 1:
@@ -281,10 +281,11 @@ def make_runner(
             slots = None if adapters is None else adapters.slots
 
             def record() -> GraphedDecodes | None:
-                nonlocal failure, adapter_failure
+                nonlocal failure, adapter_failure, verification_failure
                 graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verifies and model is loaded)
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
+                    verification_failure = verification_failure or graphs.verification_failure
                 return graphs
 
             return measure_allocation(memory, record)
@@ -329,10 +330,12 @@ def make_runner(
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None or adapter_failure else adapters.slots
+    verifies = verifies and not verification_failure
     runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots, verifies)
     if runner.graphs is not None:
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
-    runner.graph_failure = failure or adapter_failure
+        verification_failure = verification_failure or runner.graphs.verification_failure
+    runner.graph_failure = failure or adapter_failure or verification_failure
     return runner
 
 

@@ -28,6 +28,7 @@ from fairlead_worker.execution.graphs import batch_sizes, describe_failure
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling, Submit
+from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
@@ -44,12 +45,14 @@ CHUNK = 64
 """Most tokens of a chunk, so that prompts are computed in several."""
 LONGEST_WINDOW = 2048
 """Sliding windows up to this many tokens are exceeded by a request."""
+REPETITIONS = 64
+"""Tokens of a prompt that consists of two, so that it has nearly all of their n-grams of up to four tokens."""
 NEW_TOKENS = 8
-"""Tokens of each request that runs beside chunks."""
+"""Tokens of each request that runs beside chunks or is drafted for."""
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Largest change of a logit that rounding explains."""
 ROUNDED_INPUTS = 0.3
-"""The same if linear layers round their inputs; see `check.ROUNDED_TOLERANCE`."""
+"""The same if linear layers round their inputs, or the KV cache its numbers, to 8 bits; see `check.ROUNDED_TOLERANCE`."""
 SAMPLINGS = (
     Sampling(max_tokens=1, temperature=0, ignore_eos=True),
     Sampling(max_tokens=1, temperature=0.8, seed=7, ignore_eos=True),
@@ -177,6 +180,8 @@ class _Trial:
         if adapter:
             self._waves.append(self._decodes(common, context, adapter))
         self._waves.append(self._chunks(common, context, adapter))
+        if config.speculative_method == "ngram":
+            self._waves.append(self._repetitions(common, context))
         self.count = sum(len(wave.requests) for wave in self._waves)
 
     def prepare(self) -> str:
@@ -253,8 +258,20 @@ class _Trial:
             requests.append(self._request(f"chunk {number}", prompt, sampling, adapter if number % 3 == 1 else 0))
         return _Wave(replace(config, chunked_prefill_size=chunk if config.chunked_prefill_size > 0 else 0), requests)
 
-    def _request(self, name: str, length: int, sampling: Sampling, adapter: int) -> Submit:
-        tokens = array("I", [self._random.randrange(self._runner.loaded.vocabulary_size) for _ in range(length)])
+    def _repetitions(self, config: SchedulerConfig, context: int) -> _Wave:
+        """Return prompts and answers of two tokens each, from which n-grams are drafted: the other prompts do not repeat themselves."""
+        prompt, requests, left = max(1, min(REPETITIONS, context - NEW_TOKENS)), list[Submit](), self._pages
+        while len(requests) < 3 and (left := left - -(-(prompt + NEW_TOKENS) // self._page_size) - 1) >= 0:
+            number = len(requests)
+            pair = tuple(self._random.sample(range(self._runner.loaded.vocabulary_size), 2))
+            new = max(1, min(NEW_TOKENS, context - prompt))
+            sampling = structs.replace(SAMPLINGS[number % 2], max_tokens=new, allowed_token_ids=pair)
+            requests.append(self._request(f"repetition {number}", prompt, sampling, 0, pair))
+        return _Wave(config, requests)
+
+    def _request(self, name: str, length: int, sampling: Sampling, adapter: int, among: Sequence[int] = ()) -> Submit:
+        among = among or range(self._runner.loaded.vocabulary_size)
+        tokens = array("I", [among[self._random.randrange(len(among))] for _ in range(length)])
         return Submit(f"trial, {name}", tokens.tobytes(), sampling, 0, adapter=adapter)
 
     def _run(self, modes: Modes) -> dict[str, list[int]]:
@@ -328,7 +345,7 @@ class _Trial:
             if at == min(len(want), len(have)):
                 return [request.id]
             other[request.id] = have[at]
-            rounding = ROUNDED_INPUTS if self._runner.loaded.quantization != "none" else ROUNDING[self._runner.loaded.dtype]
+            rounding = _rounding(self._runner.loaded)
             bias = ((have[at], rounding), (want[at], -rounding))
             text = request.tokens + array("I", want[:at]).tobytes()
             judged.append(structs.replace(request, tokens=text, sampling=structs.replace(request.sampling, max_tokens=1, logit_bias=bias)))
@@ -337,6 +354,11 @@ class _Trial:
         with self._graphs(False):
             chosen = self._serve(_Wave(wave.config, judged), overlapped=False)
         return [name for name, token in other.items() if chosen[name] != [token]]
+
+
+def _rounding(loaded: LoadedModel) -> float:
+    """Return the largest change of a logit that rounding explains."""
+    return ROUNDED_INPUTS if loaded.rounds_inputs or loaded.kv_scales is not None else ROUNDING[loaded.dtype]
 
 
 def _first_difference(want: Sequence[int], have: Sequence[int]) -> int:

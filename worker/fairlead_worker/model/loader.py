@@ -21,7 +21,7 @@ from fairlead_worker.model.adapters import register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
-from fairlead_worker.model.fuse import fuse_activations, fuse_projections
+from fairlead_worker.model.fuse import fuse_activations, fuse_projections, tolerance_of
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
@@ -93,6 +93,8 @@ class LoadedModel:
     """False: the files have no head, as in models made for embeddings."""
     quantization: str = "none"
     """Quantization of linear layers by the native library: none, int8 or int4."""
+    rounds_inputs: bool = False
+    """Whether linear layers round their inputs to 8 bits."""
     fused: tuple[str, ...] = ()
     """Which of `FUSIONS` were applied, on a GPU."""
     kv_scales: tuple[float, ...] | None = None
@@ -194,6 +196,7 @@ def load_model(
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
         quantization=native_quantization,
+        rounds_inputs=native_quantization != "none" or tolerance_of(model) is not None,
         fused=fused,
         kv_scales=kv_scales,
     )

@@ -14,8 +14,8 @@ import torch
 from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
-from fairlead_worker.model.lowbit.kernels.rows import KINDS, TritonRounder
-from fairlead_worker.model.lowbit.rows import Rounded, dequantized
+from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
+from fairlead_worker.model.lowbit.rows import GROUP, Rounded, dequantized
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 STEP = 2**-3
@@ -69,6 +69,8 @@ def rows() -> Iterator[tuple[str, float]]:
         for kind in KINDS:
             both = draw(5, 2 * width)
             yield f"{kind}, {name}", off(triton.gated(both, kind), plain.gated(both, kind))
+        wide = draw(2, WIDEST + GROUP)
+        yield f"round, wider than a program{', blocks' if blocks else ''}", off(triton.round(wide), plain.round(wide))
 
 
 def main() -> int:

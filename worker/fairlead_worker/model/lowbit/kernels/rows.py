@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 from fairlead_worker.kernels.prebuild import triton_driver
-from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, ROWS, Rounded
+from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, ROWS, Rounded, TorchRounder
 
 WIDEST = 32768
-"""Numbers of a row that a program can hold."""
+"""Numbers of a row that a program can hold. Wider rows are rounded by torch, and not fused."""
 KINDS = {"silu_and_mul": 0, "gelu_tanh_and_mul": 1, "gelu_and_mul": 2}
 
 
@@ -88,9 +88,12 @@ class TritonRounder:
     def __init__(self, blocks: bool = False) -> None:
         use_prebuilt_driver()
         self._blocks = blocks
+        self._plain = TorchRounder(blocks)
 
     def round(self, inputs: torch.Tensor) -> Rounded:
         width = inputs.shape[-1]
+        if width > WIDEST:
+            return self._plain.round(inputs)
         rows = inputs.reshape(-1, width).contiguous()
         made, further = self._empty(len(rows), width, rows.device, tuple(inputs.shape))
         if len(rows):
