@@ -14,6 +14,7 @@ from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
 from tests.servers.redis_server import free_port
 
+from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
 from fairlead_agent.proxy.app import HUNG_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
@@ -163,6 +164,38 @@ async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp
             async with asyncio.timeout(60):
                 assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
     await engine.stop()
+
+
+async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    async with running_agent(tmp_path, engine.url, block_tokens=BLOCK + 1) as agent:
+        async with asyncio.timeout(60):
+            assert "--block-tokens" in await agent.task
+        assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it has joined no index and was never ready"
+    await engine.stop()
+
+
+async def test_an_unexpected_error_is_the_reason_of_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(client: EngineClient) -> list[Model]:
+        raise RuntimeError("not expected")
+
+    monkeypatch.setattr(EngineClient, "models", fail)
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    async with running_agent(tmp_path, engine.url) as agent:
+        async with asyncio.timeout(60):
+            assert await agent.task == "RuntimeError: not expected"
+    await engine.stop()
+
+
+async def test_a_silent_engine_is_not_asked_without_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(client: EngineClient) -> None:
+        await asyncio.sleep(0)
+        raise EngineSilent("no answer")
+
+    async with pair(tmp_path) as (_, agent):
+        monkeypatch.setattr(EngineClient, "stats", no_answer)
+        agent.agent.adapters_changed.set()
+        await eventually(lambda: not agent.agent.adapters_changed.is_set())
 
 
 async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: Path) -> None:
