@@ -70,6 +70,7 @@ class AgentConfig(BaseSettings):
     @classmethod
     def _check_url(cls, value: str) -> str:
         parts = urlsplit(value)
+        _ = parts.port  # raises ValueError for one that is no number
         if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
             raise ValueError("must be http://HOST:PORT without a path, as in http://127.0.0.1:8100")
         return value.rstrip("/")

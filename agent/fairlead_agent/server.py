@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import time
@@ -47,6 +48,10 @@ DEFAULT_BLOCK_TOKENS = 16
 """Block of the index for an engine that does not tell its own."""
 
 
+class EngineUnusable(Exception):
+    """The agent's settings can never work with this engine."""
+
+
 class AgentServer:
     """The parts of a running agent. Construct it in the event loop."""
 
@@ -79,8 +84,9 @@ class AgentServer:
                 done, _ = await asyncio.wait([*ends, tasks[0]], return_when=asyncio.FIRST_COMPLETED)
                 for end in ends:
                     end.cancel()
-                if tasks[0] in done:
-                    tasks[0].result()
+                if tasks[0] in done and (error := tasks[0].exception()) is not None:
+                    log.error("the agent has failed", exc_info=error)
+                    self._fail(f"{type(error).__name__}: {error}")
                 if self._failed.is_set():
                     await self._leave_index()
                     await asyncio.sleep(FAILURE_LINGER_SECONDS)
@@ -142,6 +148,8 @@ class AgentServer:
             except (EngineGone, EngineSilent) as error:
                 log.warning("%s: leaving the index until it is back", error)
                 self.agent.set_phase("starting", str(error))
+            except EngineUnusable as error:
+                self._fail(str(error))
             finally:
                 self.agent.silent_since = None
                 if following is not None:
@@ -170,7 +178,10 @@ class AgentServer:
             await asyncio.sleep(START_SECONDS)
 
     async def _connect(self) -> Follower | None:
-        """Read what the engine serves, and join the index. Return the follower of its KV events. Raises EngineGone, EngineSilent."""
+        """Read what the engine serves, and join the index. Return the follower of its KV events.
+
+        Raises EngineGone, EngineSilent, EngineUnusable.
+        """
         agent, config = self.agent, self.config
         stats, text = await self._engine.stats()
         size = await self._engine.block_size(stats)
@@ -179,7 +190,7 @@ class AgentServer:
         self._block = config.block_tokens or size or DEFAULT_BLOCK_TOKENS
         if size and self._block % size:
             wanted = -(-self._block // size) * size
-            self._fail(f"--block-tokens {self._block} is not a multiple of the engine's block of {size} tokens: try {wanted}")
+            raise EngineUnusable(f"--block-tokens {self._block} is not a multiple of the engine's block of {size} tokens: try {wanted}")
         format, reason = await self._read_format(models)
         agent.set_format(format, reason)
         card = WorkerCard(pod=config.pod, address=agent.address, block_tokens=self._block)
@@ -191,7 +202,7 @@ class AgentServer:
             try:
                 follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, config.kv_topic, agent.blocks)
             except zmq.ZMQError as error:
-                self._fail(f"--kv-events {config.kv_events} cannot be used: {error}")
+                raise EngineUnusable(f"--kv-events {config.kv_events} cannot be used: {error}") from error
         if not agent.draining:
             agent.publisher.start()
         return follower
@@ -201,7 +212,7 @@ class AgentServer:
         base = next((model for model in models if model.parent is None), Model(self.config.served_model_name or self.config.model))
         try:
             folder = await asyncio.to_thread(find_folder, self.config.model)
-            names, longest = self.agent.model_names, base.max_model_len or 1 << 30
+            names, longest = self.agent.model_names or [base.id], base.max_model_len or 1 << 30
             format = await asyncio.to_thread(read_format, folder, self.config.runtime, names, self._block, longest, base.root or "")
             difference = await self._engine.find_difference(format)
         except NoFormat as error:
@@ -222,12 +233,13 @@ class AgentServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
                     await self.agent.adapters_changed.wait()
+                    self.agent.adapters_changed.clear()
+                    adapters_at = -math.inf
             if following is not None and following.done():
                 following.result()
             try:
                 self.agent.set_stats(*await self._engine.stats())
-                if self.agent.adapters_changed.is_set() or time.monotonic() - adapters_at > ADAPTER_SECONDS:
-                    self.agent.adapters_changed.clear()
+                if time.monotonic() - adapters_at > ADAPTER_SECONDS:
                     adapters_at = time.monotonic()
                     self._set_models(await self._engine.models())
                 if silent >= SILENT_SCRAPES:

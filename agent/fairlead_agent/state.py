@@ -69,6 +69,9 @@ class Agent:
         return self.phase == "ready" and not self.draining
 
     def set_phase(self, phase: Phase, reason: str = "") -> None:
+        """Set the phase and its reason. A failure is final."""
+        if self.phase == "failed":
+            return
         self.phase, self.reason = phase, reason
         self.percent = 100 if phase == "ready" else 0
 

@@ -185,6 +185,7 @@ CHANGED: Mapping[str, Any] = {
     "kvCache.pageTokens": 32,
     "kvCache.blockTokens": 128,
     "kvCache.size": "20Gi",
+    "kvCache.dtype": "FP8",
     "kvCache.pages": 4096,
     "kvCache.hostSize": "64Gi",
 }

@@ -234,7 +234,7 @@ class App:
         began = monotonic()
         with call.span.child("tokenize"):
             prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
-            if call.path == CHAT and self._router.table.last_runtime:
+            if call.path == CHAT:
                 prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens, call.model = prompt.length, prompt.model

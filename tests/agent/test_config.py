@@ -11,6 +11,7 @@ from fairlead_agent.main import _split
     [
         ([], "--model is missing; give it, or set FAIRLEAD_MODEL"),
         (["--model", "m", "--engine-url", "localhost:8100"], "--engine-url 'localhost:8100': must be http://HOST:PORT"),
+        (["--model", "m", "--engine-url", "http://h:port"], "--engine-url 'http://h:port': Port could not be cast"),
         (["--model", "m", "--kv-events", "5557"], "--kv-events '5557': must be tcp://HOST:PORT or ipc:///path"),
         (["--model", "m", "--runtime", "trt"], "--runtime 'trt'"),
         (["--model", "m", "--redis-url", "redis://127.0.0.1"], "--redis-url needs --index-namespace too"),

@@ -46,6 +46,7 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),  # the requests are of many clients
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
         )
 

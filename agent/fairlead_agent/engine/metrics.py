@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Final
 
 import msgspec
@@ -78,9 +79,11 @@ def read_stats(text: bytes, runtime: Runtime) -> EngineStats:
     for name, labels, value in _SAMPLE.findall(text):
         key = name.decode()
         try:
-            sums[key] = sums.get(key, 0.0) + float(value)
+            number = float(value)
         except ValueError:
             continue
+        if isfinite(number):
+            sums[key] = sums.get(key, 0.0) + number
         if key == "vllm:cache_config_info":
             info = {label.decode(): text.decode() for label, text in _LABEL.findall(labels)}
     theirs = {ours: name for name, ours in NAMES[runtime].items()}

@@ -128,7 +128,7 @@ class Follower:
         self.batches += 1
         try:
             self._blocks.apply(decode_batch(payload))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:  # OverflowError: a token id beyond 32 bits
             log.warning("batch %d of KV events is ignored: %s", number, error)
             self._blocks.doubt()
         self.on_applied()

@@ -50,6 +50,8 @@ class Api:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             path = request.path
+            if not request.raw_path.startswith("/"):
+                return self._forwarder.refusal(path, 400, "the request's target must be a path, as in GET /v1/models")
             if (handler := own.get(path)) is not None:
                 return await handler(request)
             inside = path.startswith("/internal/")

@@ -12,12 +12,13 @@ from fairlead_index.hashing import Tokens, tokens_from_bytes
 from fairlead_index.salts import cache_salt
 
 TOKENS, SALT, USAGE = "x-fairlead-prompt-tokens", "x-fairlead-cache-salt", "x-fairlead-usage"
+PRIORITY = "x-fairlead-priority"
 _SALTED: Final = (COMPLETIONS, CHAT, RESPONSES)
 """Paths whose bodies have vLLM's field `cache_salt`."""
 
 
 class Refused(Exception):
-    """A request that must not reach the engine. `status`: of the answer."""
+    """A request that must not reach the engine. `status`: of the answer; with 501, another engine may answer it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,8 +49,9 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str)
         raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):
-        return EngineBody(body, tokens)  # the engine answers with its own error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        # Engines read more than JSON, such as NaN and UTF-16. Such a body would reach the engine without its salt.
+        raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error
     given, model = _text(fields.get("cache_salt")), _text(fields.get("model"))
     salt = salt or (cache_salt(b"", "", given) if given else "")
     changes: dict[str, object] = {}
@@ -60,8 +62,10 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str)
             raise Refused(501, f"vLLM's {MESSAGES} takes no cache salt, so caches of tenants cannot be kept apart: use {CHAT}")
         if path in _SALTED:
             changes["cache_salt"] = salt
-    if b"kv_cache_report_mode" in body and (xargs := fields.get("vllm_xargs")) is not None:
-        changes["vllm_xargs"] = _without_report_mode(xargs)
+    if "priority" in fields and re.fullmatch("-?[0-9]{1,18}", priority := headers.get(PRIORITY, "")):
+        changes["priority"] = int(priority)  # the router's, at most as urgent as the client's key
+    if (xargs := fields.get("vllm_xargs")) is not None:
+        changes |= _without_report_mode(xargs)
     stream = bytes(fields.get("stream", b"")) == b"true"
     adds_usage = stream and USAGE in headers
     hides_usage = False
@@ -87,10 +91,12 @@ def _split_tokens(count: str | None, body: bytes) -> tuple[Tokens, bytes]:
     return tokens_from_bytes(body[:end]), body[end:]
 
 
-def _without_report_mode(xargs: msgspec.Raw) -> object:
-    """Return vLLM's extra arguments without the one that makes it report blocks as stored that a request only reuses."""
+def _without_report_mode(xargs: msgspec.Raw) -> dict[str, object]:
+    """Return the change of `vllm_xargs` that takes out the argument with which vLLM reports reused blocks as stored; empty: none."""
     values = msgspec.json.decode(xargs)
-    return {name: value for name, value in values.items() if name != "kv_cache_report_mode"} if isinstance(values, dict) else values
+    if not isinstance(values, dict) or "kv_cache_report_mode" not in values:
+        return {}
+    return {"vllm_xargs": {name: value for name, value in values.items() if name != "kv_cache_report_mode"}}
 
 
 def _text(value: msgspec.Raw | None) -> str:

@@ -17,8 +17,9 @@ from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, POOLED,
 
 log = logging.getLogger(__name__)
 
-RETRY, OTHER, LOST = "x-fairlead-retry", "other", "lost"
-"""Header of a refusal, and its values: another worker may answer; the engine ended while it had the request."""
+RETRY, OTHER, LOST, PATH = "x-fairlead-retry", "other", "lost", "path"
+"""Header of a refusal, and its values: another worker may answer; the engine ended while it had the request; the engine does not serve
+the path."""
 COMPUTED = frozenset((COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED))
 """Paths whose requests the engine computes."""
 _HOP_BY_HOP = frozenset(
@@ -32,6 +33,7 @@ _HOP_BY_HOP = frozenset(
         "transfer-encoding",
         "upgrade",
         "content-length",
+        "expect",  # answered here
     )
 )
 _LORA = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
@@ -55,11 +57,15 @@ class Forwarder:
             reason = "is shutting down" if agent.draining else f"is not ready: {agent.reason or agent.phase}"
             return self.refusal(path, 503, f"this worker {reason}", {RETRY: OTHER})
         with agent.track_request():
-            raw = await request.read()
+            try:
+                raw = await request.read()
+            except web.HTTPRequestEntityTooLarge:
+                limit = agent.config.max_body_bytes
+                return self.refusal(path, 413, f"the body has more than {limit} bytes (--max-body-bytes): send a shorter one")
             try:
                 body = build_body(path, request.headers, raw, agent.config.runtime) if path in COMPUTED else EngineBody(raw)
             except Refused as error:
-                return self.refusal(path, error.status, str(error))
+                return self.refusal(path, error.status, str(error), {RETRY: OTHER} if error.status == 501 else None)
             pending = None
             if path in COMPUTED:
                 pending = agent.begin(agent.uncached_tokens(body.tokens, body.model, body.salt), body.stream)
@@ -78,7 +84,7 @@ class Forwarder:
             response = await self._engine.session.request(
                 request.method, self._engine.url(request.raw_path), headers=headers, data=body.data or None, allow_redirects=False
             )
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             return self.refusal(request.path, 503, f"{self._agent.config.runtime_name} refuses connections", {RETRY: OTHER})
         except (aiohttp.ClientError, ConnectionError) as error:
             log.warning("%s ended the connection before an answer to %s: %s", self._agent.config.runtime_name, request.path, error)
@@ -137,9 +143,8 @@ class Forwarder:
         if response.status >= 500 and _ENGINE_DEAD in data:
             return self.refusal(path, 503, f"{self._agent.config.runtime_name} has ended", {RETRY: LOST})
         if response.status in (404, 405) and data in _UNKNOWN_PATH:
-            return self.refusal(
-                path, 501, f"{self._agent.config.runtime_name} does not serve {request.method} {path}", code="not_implemented"
-            )
+            message = f"{self._agent.config.runtime_name} does not serve {request.method} {path}"
+            return self.refusal(path, 501, message, {RETRY: PATH}, code="not_implemented")
         if path in COMPUTED and response.status == 200:
             usage = Usage()
             try:
@@ -172,4 +177,5 @@ class Forwarder:
 
 
 def _is_forwarded(name: str) -> bool:
-    return name not in _HOP_BY_HOP and name not in ("host", "accept-encoding") and not name.startswith("x-fairlead-")
+    # aiohttp has decompressed the body.
+    return name not in _HOP_BY_HOP and name not in ("host", "accept-encoding", "content-encoding") and not name.startswith("x-fairlead-")

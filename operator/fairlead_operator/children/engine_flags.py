@@ -87,6 +87,8 @@ def _common(service: InferenceService, source: ModelSource) -> dict[str, object]
         flags["tensor-parallel-size"] = engine.tensor_parallel
     if engine.dtype != "Auto":
         flags["dtype"] = engine.dtype.lower()
+    if engine.kv_cache.dtype == "FP8":
+        flags["kv-cache-dtype"] = "fp8_e4m3"
     if engine.quantization != "None":
         flags["quantization"] = engine.quantization.lower()
     return flags

@@ -131,8 +131,9 @@ class Poller:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
-        worker.role, worker.adapters, worker.canary, worker.runtime = load.role, load.adapters, load.canary, load.runtime
-        worker.max_running, worker.fallback, self._table.last_runtime = load.max_running, load.fallback, load.runtime
+        worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
+        worker.max_running, worker.fallback = load.max_running, load.fallback
+        self._table.set_runtime(worker, load.runtime)
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation
             self._table.on_incarnation()
@@ -145,7 +146,6 @@ class Poller:
         else:
             if worker.was_unready:
                 worker.generation = time.monotonic_ns()
-                worker.missing_paths.clear()
             worker.was_unready = False
             worker.breaker.record_healthy_check()
         if bool(reason) != bool(worker.reason) or worker.reason == NOT_CHECKED:  # the first check is always logged

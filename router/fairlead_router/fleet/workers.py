@@ -103,8 +103,6 @@ class Worker:
         """Revision whose canary it is; empty for stable workers."""
         self.runtime = ""
         """Engine behind its agent, such as `vllm`; empty: Fairlead's own."""
-        self.missing_paths: set[str] = set()
-        """Paths that the engine answered with 501."""
         self.role = ""
         self.adapters = {}
         self.models = frozenset()
@@ -226,6 +224,10 @@ class WorkerTable:
         self._change_event = asyncio.Event()
         self.last_runtime = ""
         """Runtime of the worker that reported last, also after the last worker is gone."""
+        self._engines: set[str] = set()
+        """Addresses of the workers with another engine than Fairlead's."""
+        self._lacking: dict[str, dict[str, int]] = {}
+        """Workers whose engine does not serve a path: path -> address -> generation."""
         self.on_added: Callable[[Worker], None] = lambda worker: None
         self.on_incarnation: Callable[[], None] = lambda: None
         """Callback for a worker that reports another incarnation than before."""
@@ -267,9 +269,25 @@ class WorkerTable:
         """Return `Ring.homes` of the workers' addresses."""
         return self._ring.homes(place, count, allowed)
 
+    def set_runtime(self, worker: Worker, runtime: str) -> None:
+        """Record which engine the worker reports; empty: Fairlead's own."""
+        worker.runtime = self.last_runtime = runtime
+        if runtime and self._workers.get(worker.address) is worker:
+            self._engines.add(worker.address)
+        else:
+            self._engines.discard(worker.address)
+
+    def engines(self) -> list[Worker]:
+        """Return the workers with another engine than Fairlead's."""
+        return [self._workers[address] for address in self._engines]
+
+    def record_lacking(self, worker: Worker, path: str) -> None:
+        """Record that the worker's engine does not serve the path."""
+        self._lacking.setdefault(path, {})[worker.address] = worker.generation
+
     def lacking(self, path: str) -> frozenset[tuple[str, int]]:
         """Return (address, generation) of the workers whose engine does not serve the path, as far as they were asked."""
-        return frozenset((worker.address, worker.generation) for worker in self._workers.values() if path in worker.missing_paths)
+        return frozenset(self._lacking.get(path, {}).items())
 
     def any_usable(self) -> bool:
         """Return whether there is any usable worker."""
@@ -305,6 +323,9 @@ class WorkerTable:
         self._order.discard(worker.address)
         self._load_changed.discard(worker.address)
         self._ring.discard(worker.address)
+        self._engines.discard(worker.address)
+        for lacking in self._lacking.values():
+            lacking.pop(worker.address, None)
         worker.on_eligibility_change, worker.on_load_change = (lambda: None), (lambda address: None)
         worker.ready = False
         worker.close()

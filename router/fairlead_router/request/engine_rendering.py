@@ -82,8 +82,8 @@ class EngineRendering:
     def _engines(self, prompt: Prompt) -> Iterator[Worker]:
         """Yield a worker of each format of the prompt that another engine has."""
         tags = {prompt.format_tag, *prompt.other_hashes}
-        for worker in self._table:
-            if worker.runtime and worker.usable and worker.format_tag in tags:
+        for worker in self._table.engines():
+            if worker.usable and worker.format_tag in tags:
                 tags.discard(worker.format_tag)
                 yield worker
 

@@ -9,6 +9,7 @@ import math
 from typing import Final
 
 from fairlead_router.serving.best_effort import STARVATION_SHARE
+from fairlead_router.tenancy.tenants import LOWEST
 
 HORIZON_SECONDS: Final = 4.0
 """Time constant of the measured demand, and time since the last refusal after which nothing is refused here."""
@@ -23,7 +24,8 @@ class CachedFirst:
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[int, int], float] = {}
-        """Tokens to compute, each counted less the older it is. By priority and level."""
+        """Tokens to compute, each counted less the older it is. By priority and level; less urgent ones than LOWEST share an entry, because
+        each request looks at all entries and a client without a key may send any number."""
         self._at = self._refused_at = -math.inf
         self._next_turn = -math.inf
 
@@ -32,7 +34,7 @@ class CachedFirst:
         kept = math.exp((self._at - now) / HORIZON_SECONDS)
         self._tokens = {key: left for key, value in self._tokens.items() if (left := kept * value) >= 1.0}
         self._at = now
-        key = priority, _level(tokens, prompt_tokens)
+        key = min(priority, LOWEST), _level(tokens, prompt_tokens)
         self._tokens[key] = self._tokens.get(key, 0.0) + tokens
 
     def record_refusal(self, now: float) -> None:

@@ -122,9 +122,11 @@ class Proxy:
                             self._record_no_answer(worker)
                         worker.mark_unhealthy()
                         continue
-                    if head.status == 501 and worker.runtime:
-                        worker.missing_paths.add(call.path)
-                        if self._serves_elsewhere(call, request, excluded):
+                    refusal = head.get(b"x-fairlead-retry") if head.status == 501 else None
+                    if refusal is not None:  # of the agent; an engine's own 501 is about the request
+                        if refusal == b"path":
+                            self._table.record_lacking(worker, call.path)
+                        if self._serves_elsewhere(call, request, excluded, "" if refusal == b"path" else worker.runtime):
                             self._metrics.retries.labels("refused").inc()
                             continue
                     if self._canary is not None:
@@ -265,10 +267,11 @@ class Proxy:
             reply.observer = meter.feed
         return meter
 
-    def _serves_elsewhere(self, call: Call, request: RoutingRequest, excluded: Collection[tuple[str, int]]) -> bool:
-        """Return whether a worker with another engine is left that may serve the path."""
+    def _serves_elsewhere(self, call: Call, request: RoutingRequest, excluded: Collection[tuple[str, int]], refused_by: str) -> bool:
+        """Return whether an untried worker is left whose engine may serve the path. `refused_by`: runtime that cannot serve the request."""
         left_out = {*excluded, *self._table.lacking(call.path)}
-        return any((one.address, one.generation) not in left_out for one in self._table.usable((), request.model))
+        usable = self._table.usable((), request.model)
+        return any((one.address, one.generation) not in left_out and (not refused_by or one.runtime != refused_by) for one in usable)
 
     def _end_truncated(self, call: Call, head: Head, reply: Reply, message: str) -> None:
         """End a truncated stream with an error event. For other answers, closing the connection tells the client."""

@@ -47,8 +47,8 @@ class SloGate:
             return
         now = monotonic()
         considered = self._considered(terms, fleet)
-        estimates = self._estimates(terms, considered, now)
-        cached = max(self._held(terms).values(), default=0)
+        held = self._held(terms)
+        estimates, cached = _estimates(terms, considered, held, now), max(held.values(), default=0)
         verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
             self._metrics.refused.labels("cached_first" if verdict.rejection == "outbid" else "slo").inc()
@@ -68,7 +68,7 @@ class SloGate:
             suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         else:
             request = _bounded(terms, now)
-            estimates = self._estimates(terms, fleet, now)
+            estimates = _estimates(terms, fleet, self._held(terms), now)
             suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
         if not suitable or len(suitable) == len(fleet):
             return set()
@@ -82,13 +82,14 @@ class SloGate:
         """Return the workers to estimate: of a large fleet only the soonest."""
         return fleet if len(fleet) <= SMALL_FLEET else self._table.soonest(CONSIDERED, (), terms.request.model)
 
-    def _estimates(self, terms: ClassTerms, workers: Sequence[Worker], now: float) -> list[WorkerEstimate]:
-        held = self._held(terms)
-        tokens = terms.request.prompt_tokens
-        return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
-
     def _held(self, terms: ClassTerms) -> Mapping[str, int]:
         return self._predict(terms.request) if terms.service_class.bounds_ttft else {}
+
+
+def _estimates(terms: ClassTerms, workers: Sequence[Worker], held: Mapping[str, int], now: float) -> list[WorkerEstimate]:
+    """Return the estimates of the workers. `held`: tokens of the prompt that each caches, by address."""
+    tokens = terms.request.prompt_tokens
+    return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
 
 
 def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate:

@@ -25,6 +25,7 @@ sglang:cached_tokens_total{model_name="m"} 64.0
 def test_stats_of_vllm_sum_its_engine_cores() -> None:
     text = METRICS.format(running=2, prompt=100, cached=40, block=16, blocks=50)
     text += 'vllm:num_requests_running{engine="1",model_name="stand-in"} 3.0\nvllm:broken{engine="1"} not-a-number\n'
+    text += 'vllm:num_requests_waiting{engine="1"} NaN\nvllm:kv_cache_usage_perc{engine="1"} +Inf\n'
     stats = read_stats(text.encode(), "vllm")
     assert (stats.running, stats.waiting, stats.prompt_tokens, stats.cached_tokens) == (5, 3, 100, 40)
     assert (stats.block_size, stats.blocks, stats.kv_usage) == (16, 50, 0.25)

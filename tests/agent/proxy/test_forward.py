@@ -14,6 +14,7 @@ from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
 from tests.servers.redis_server import free_port
 
+from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
 from fairlead_agent.proxy.app import HUNG_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
@@ -79,20 +80,72 @@ async def test_salts_keep_caches_apart(tmp_path: Path) -> None:
 async def test_sglang_refuses_salts(tmp_path: Path) -> None:
     async with pair(tmp_path, runtime="sglang") as (_, agent):
         answer = await agent.complete(PROMPT, {"x-fairlead-cache-salt": "ab"})
-        assert answer.status_code == 501
+        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (501, "other"), "another engine may serve it"
         assert "SGLang" in answer.json()["error"]["message"]
+
+
+async def test_a_body_that_only_the_engine_could_read_does_not_lose_its_salt(tmp_path: Path) -> None:
+    """Python's JSON reads NaN, lone surrogates and UTF-16."""
+    async with pair(tmp_path) as (engine, agent):
+        body = json.dumps({"model": "stand-in", "prompt": PROMPT, "cache_salt": "of another tenant"})
+        for data in (body[:-1].encode() + b', "top_p": NaN}', body[:-1].encode() + b', "user": "\\ud800"}', body.encode("utf-16")):
+            assert json.loads(data)
+            answer = await agent.client.post("/v1/completions", content=data, headers={"x-fairlead-cache-salt": "ab" * 16})
+            assert answer.status_code == 400
+            assert "not a JSON object in UTF-8" in answer.json()["error"]["message"]
+        assert not engine.bodies
 
 
 async def test_a_client_cannot_make_the_engine_report_reused_blocks_as_new(tmp_path: Path) -> None:
     async with pair(tmp_path) as (engine, agent):
         await agent.complete(PROMPT, vllm_xargs={"kv_cache_report_mode": "full", "other": 1})
         assert engine.bodies[-1]["vllm_xargs"] == {"other": 1}
+        escaped = json.dumps({"model": "stand-in", "prompt": PROMPT, "vllm_xargs": {"mode": 1}}).replace(
+            "mode", "kv_cache_report\\u005fmode"
+        )
+        await agent.client.post("/v1/completions", content=escaped)
+        assert engine.bodies[-1]["vllm_xargs"] == {}
+
+
+async def test_a_client_is_not_more_urgent_than_its_key(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        for headers, fields, priority in (
+            ({"x-fairlead-priority": "5"}, {"priority": -9}, 5),
+            ({}, {"priority": -9}, -9),
+            ({"x-fairlead-priority": "5"}, {}, None),
+        ):
+            await agent.complete(PROMPT, headers, **fields)
+            assert engine.bodies[-1].get("priority") == priority
+
+
+async def test_the_engine_gets_the_body_as_it_is(tmp_path: Path) -> None:
+    """aiohttp has decompressed it, and has answered `Expect`."""
+    body = gzip.compress(json.dumps({"model": "stand-in", "prompt": PROMPT}).encode())
+    async with pair(tmp_path) as (engine, agent):
+        answer = await agent.client.post("/v1/completions", content=body, headers={"content-encoding": "gzip", "expect": "100-continue"})
+        assert answer.status_code == 200
+        assert not {"content-encoding", "expect"} & {name.lower() for name in engine.headers[0]}
+
+
+async def test_a_body_that_is_too_long_is_refused_in_the_form_of_the_api(tmp_path: Path) -> None:
+    async with pair(tmp_path, max_body_bytes=2048) as (_, agent):
+        answer = await agent.complete("x" * 4096)
+        assert answer.status_code == 413
+        assert "2048 bytes (--max-body-bytes)" in answer.json()["error"]["message"]
+
+
+async def test_a_target_that_is_no_path_is_refused(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+        writer.write(b"GET http://elsewhere/version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
 
 
 async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path) -> None:
     async with pair(tmp_path) as (_, agent):
         answer = await agent.client.post("/v1/messages", json={"model": "stand-in", "messages": []})
-        assert answer.status_code == 501
+        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (501, "path")
         assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
 
 
@@ -111,6 +164,38 @@ async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp
             async with asyncio.timeout(60):
                 assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
     await engine.stop()
+
+
+async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    async with running_agent(tmp_path, engine.url, block_tokens=BLOCK + 1) as agent:
+        async with asyncio.timeout(60):
+            assert "--block-tokens" in await agent.task
+        assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it has joined no index and was never ready"
+    await engine.stop()
+
+
+async def test_an_unexpected_error_is_the_reason_of_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(client: EngineClient) -> list[Model]:
+        raise RuntimeError("not expected")
+
+    monkeypatch.setattr(EngineClient, "models", fail)
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    async with running_agent(tmp_path, engine.url) as agent:
+        async with asyncio.timeout(60):
+            assert await agent.task == "RuntimeError: not expected"
+    await engine.stop()
+
+
+async def test_a_silent_engine_is_not_asked_without_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(client: EngineClient) -> None:
+        await asyncio.sleep(0)
+        raise EngineSilent("no answer")
+
+    async with pair(tmp_path) as (_, agent):
+        monkeypatch.setattr(EngineClient, "stats", no_answer)
+        agent.agent.adapters_changed.set()
+        await eventually(lambda: not agent.agent.adapters_changed.is_set())
 
 
 async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: Path) -> None:

@@ -188,3 +188,15 @@ def test_the_router_says_why_it_refuses_and_counts_it() -> None:
     )
     assert (count("cached_first"), count("slo")) == (1, 1)
     check(104, warm)
+
+
+def test_priorities_that_a_client_invents_do_not_make_the_decisions_longer() -> None:
+    demand = CachedFirst()
+    for priority in range(5000):
+        demand.record(priority, 1000, 1000, now=0.0)
+    assert len(demand._tokens) <= 1001
+    demand.record_refusal(0.0)
+    assert demand.is_outbid(10**9, 1000, 1000, 1.0, 0.0) is False, "prompts of one level do not go before each other"
+    demand.record(5000, 0.5, 1000, now=0.0)
+    demand.record(5001, 300.0, 1000, now=0.0)
+    assert demand.is_outbid(10**9, 1000, 1000, 1.0, 0.0), "urgent ones that are cached go first"
