@@ -8,17 +8,17 @@ from e2e.system import System
 
 
 @contextmanager
-def claim(system: System, name: str, folder: str | Path) -> Iterator[str]:
-    """Provide a claim that is bound to a folder of the node, for reading. Return its name."""
+def claim(system: System, name: str, folder: str | Path, access: str = "ReadOnlyMany") -> Iterator[str]:
+    """Provide a claim that is bound to a folder of the node, and its name. `access`: an access mode of Kubernetes."""
     bound = f"fairlead-e2e-{name}"
-    modes = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    shared = {"accessModes": [access], "storageClassName": ""}
     system.apply(
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
             "metadata": {"name": bound},
             "spec": {
-                **modes,
+                **shared,
                 "capacity": {"storage": "1Gi"},
                 "persistentVolumeReclaimPolicy": "Retain",
                 "claimRef": {"namespace": system.models, "name": name},
@@ -29,7 +29,7 @@ def claim(system: System, name: str, folder: str | Path) -> Iterator[str]:
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": name, "namespace": system.models},
-            "spec": {**modes, "volumeName": bound, "resources": {"requests": {"storage": "1Gi"}}},
+            "spec": {**shared, "volumeName": bound, "resources": {"requests": {"storage": "1Gi"}}},
         },
     )
     try:
