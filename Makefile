@@ -162,9 +162,10 @@ bench-router-engines: install ## benchmark routing with real engines, below and 
 	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
-bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, and the index with an engine's cache after faults (a quarter of an hour, longer the first time); writes bench/results/
+bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, the index with an engine's cache after faults, and routers in front of the engines (half an hour, longer the first time); writes bench/results/
 	$(RUN) index/engine_events $(BENCH) --json bench/results/index/engine_events.json
 	$(RUN) end_to_end/engine_agents $(BENCH) --json bench/results/end_to_end/engine_agents.json
+	$(RUN) end_to_end/engine_routers $(BENCH) --json bench/results/end_to_end/engine_routers.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
