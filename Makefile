@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -85,10 +85,13 @@ format: install ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 e2e: install ## end-to-end tests on a real Kubernetes with real clients (needs root on Debian, a KUBECONFIG, or kind)
-	$(BIN)/pytest -q e2e -m "not long" --timeout 1800
+	$(BIN)/pytest -q e2e -m "not long and not engines" --timeout 1800
 
 e2e-long: install ## the longer end-to-end tests: canaries, faults of the control plane, a lost node, monitoring (needs what e2e needs)
 	$(BIN)/pytest -q e2e -m long --timeout 1800
+
+e2e-engines: install ## end-to-end tests with vLLM as the engine (root on Debian; 6 GB for vLLM's CPU build, from the cache after the first run)
+	$(BIN)/pytest -q e2e -m engines --timeout 1800
 
 soak: install ## a service under load with one fault a minute, on a real Kubernetes as for e2e; reports failed requests and memory (MINUTES=30 SEED=1)
 	$(BIN)/python -m e2e.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
@@ -165,9 +168,10 @@ bench-router-engines: install ## benchmark routing with real engines, below and 
 	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
-bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, and the index with an engine's cache after faults (a quarter of an hour, longer the first time); writes bench/results/
+bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, the index with an engine's cache after faults, and routers in front of the engines (half an hour, longer the first time); writes bench/results/
 	$(RUN) index/engine_events $(BENCH) --json bench/results/index/engine_events.json
 	$(RUN) end_to_end/engine_agents $(BENCH) --json bench/results/end_to_end/engine_agents.json
+	$(RUN) end_to_end/engine_routers $(BENCH) --json bench/results/end_to_end/engine_routers.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json

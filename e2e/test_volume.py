@@ -1,31 +1,29 @@
 """`pvc://CLAIM/PATH`: a model on a volume, mounted read-only into every worker."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from e2e.service import Service
 from e2e.system import System, eventually
+from e2e.volume import claim
 
 FOLDER = "/tmp/fairlead-e2e-models"
 
 
 @pytest.fixture
-def claim(installed: System) -> Iterator[str]:
+def bound(installed: System) -> Iterator[str]:
     """A claim that is bound to a folder of the node with a copy of the tiny model."""
     copier = Copier(installed)
     copier.run("mkdir -p /volume/family && cp -r /models/tiny /volume/family/")
-    installed.apply(volume(installed.models), volume_claim(installed.models))
-    yield "models"
-    installed.cluster.kubectl("delete", "pvc/models", "-n", installed.models, "--wait=false")
-    installed.cluster.kubectl("delete", "pv/fairlead-e2e-models", "--wait=false")
+    with claim(installed, "models", FOLDER) as name:
+        yield name
     copier.run("rm -rf /volume/family")
 
 
-def test_a_model_on_a_claim_is_served(installed: System, claim: str) -> None:
+def test_a_model_on_a_claim_is_served(installed: System, bound: str) -> None:
     service = Service(installed, "claimed")
-    with service.running(service.manifest(model={"uri": f"pvc://{claim}/family/tiny"}), replicas=1):
+    with service.running(service.manifest(model={"uri": f"pvc://{bound}/family/tiny"}), replicas=1):
         assert service.chat("From a volume?")["finish"] == "length"
 
 
@@ -52,33 +50,3 @@ class Copier:
         self.system.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copier", "namespace": "default"}, "spec": spec})
         eventually(lambda: self.system.get("pod", "copier", namespace="default")["status"]["phase"] == "Succeeded", 120, "the copier done")
         self.system.cluster.kubectl("delete", "pod", "copier", "-n", "default", "--grace-period=0", "--force")
-
-
-def volume(namespace: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": "fairlead-e2e-models"},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadOnlyMany"],
-            "persistentVolumeReclaimPolicy": "Retain",
-            "storageClassName": "",
-            "claimRef": {"namespace": namespace, "name": "models"},
-            "hostPath": {"path": FOLDER},
-        },
-    }
-
-
-def volume_claim(namespace: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "models", "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadOnlyMany"],
-            "storageClassName": "",
-            "volumeName": "fairlead-e2e-models",
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }

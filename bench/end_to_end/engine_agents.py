@@ -126,8 +126,10 @@ class Process:
             raise RuntimeError(f"{self.log.name}: ended with {self._child.returncode}: {self.log.read_text()[-1500:]}")
 
 
-def agent_command(engine: Path, model: Path, pod: int, ports: dict[str, int], options: Any, redis: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and environment of an agent that runs a vLLM engine."""
+def agent_command(
+    engine: Path, model: Path, pod: int, ports: dict[str, int], options: Any, redis: str, adapters: bool = True
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and environment of an agent that runs a vLLM engine, by default with the adapters beside the model."""
     events, replay = f"tcp://127.0.0.1:{ports['events']}", f"tcp://127.0.0.1:{ports['replay']}"
     agent = [sys.executable, "-m", "fairlead_agent.main", "--model", str(model), "--served-model-name", MODEL]
     agent += ["--engine-url", f"http://127.0.0.1:{ports['engine']}", "--kv-events", events, "--kv-replay", replay]
@@ -137,8 +139,9 @@ def agent_command(engine: Path, model: Path, pod: int, ports: dict[str, int], op
     serve = [str(engine), "serve", str(model), "--served-model-name", MODEL, "--dtype", "bfloat16", "--host", "127.0.0.1"]
     serve += ["--port", str(ports["engine"]), "--max-model-len", "2048", "--enforce-eager", "--block-size", str(options.block)]
     serve += ["--num-gpu-blocks-override", str(options.blocks), "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(config)]
-    serve += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules"]
-    serve += [f"{name}={model.parent / name}" for name in ADAPTERS]
+    if adapters:
+        serve += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules"]
+        serve += [f"{name}={model.parent / name}" for name in ADAPTERS]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",

