@@ -295,7 +295,7 @@ ACCEPTED = [
             "image": "vllm/vllm-openai:mine",
             "args": ["--gpu-memory-utilization=0.9"],
             "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-            "kvCache": {"size": "20Gi", "pageTokens": 32, "blockTokens": 64},
+            "kvCache": {"size": "20Gi", "dtype": "FP8", "pageTokens": 32, "blockTokens": 64},
             "quantization": "FP8",
             "schedulingPolicy": "FirstComeFirstServed",
             "tensorParallel": 4,
