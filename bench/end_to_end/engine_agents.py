@@ -1,4 +1,4 @@
-"""Predicted against actual cached tokens with vLLM: two CPU engines with agents behind the router, with eviction, LoRA and salts.
+"""Predicted against actual cached tokens of two vLLM engines behind agents, with eviction, LoRA and salts.
 
 The engines have a tiny model with random weights and a small KV cache, so that blocks are evicted all the time. Conversations take turns,
 with shared system prompts, adapters and salts. Each answer tells what the router predicted and what the engine found in its cache. The exit
