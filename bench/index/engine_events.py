@@ -1,4 +1,4 @@
-"""Time until the index equals an engine's cache: 10,000 events with drops, late batches, replay, restarts and kill -9.
+"""Time until the index equals an engine's cache, with drops, late batches, replay, restarts and kill -9.
 
 A model of vLLM's block pool publishes on real ZMQ sockets, a real Redis holds the index. After each round of faults nothing more is sent,
 and the time counts until the index has exactly what the engine can reuse. The exit status is 1 if a round takes longer than 2 s.
