@@ -1,4 +1,4 @@
-"""Routers in front of the same two vLLM engines: round robin, sglang-router, vLLM's router and Fairlead's, in turns.
+"""Round robin, sglang-router, vLLM's router and Fairlead's in turns, in front of the same two vLLM engines.
 
 The engines run throughout, with their agents; only the router changes. The peers use their cache-aware policies and reach the engines
 directly; Fairlead's router reaches them through their agents. Each run's prompts begin with its own name, so no run finds blocks of
