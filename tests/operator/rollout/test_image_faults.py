@@ -30,6 +30,8 @@ OTHERS = {
     # what surrounds the service
     *("IndexUnavailable", "GatewayApiMissing", "InferencePoolMissing", "GatewayNotFound", "CertManagerMissing", "CertificateNotIssued"),
     "OtherServiceUnusable",
+    # workers that serve, but slower
+    "WorkerFallback",
     # the spec
     *("RevisionNotFound", "InvalidSpec", "ProfileNotFound", "TensorParallelUnsupported", "LeaderWorkerSetMissing"),
 }
