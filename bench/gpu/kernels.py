@@ -26,12 +26,11 @@ from bench.common.report import ROOT, make_parser, write_report
 ENVIRONMENT = OwnEnvironment("gpu-kernels", ROOT / "requirements" / "gpu-kernels.txt", "--no-deps")
 ARCHES = "8.0 9.0a"
 """A100 and H100, as FlashInfer names them."""
-PLAIN = "*bf16*_qk_128_*swa_False*cap_False*"
-CI = ("page", "norm", "rope", "silu_and_mul", f"batch_prefill*{PLAIN}", f"batch_decode{PLAIN}")
+CI = ("page", "norm", "rope", "silu_and_mul", "prefill bf16 128", "decode bf16 128")
 """The modules of a Llama in bfloat16: one of each kind."""
 NOT_RUN = re.compile(r"ragged|mask_[023]")
 """Sources of the prefill modules for other KV layouts and masks. The image compiles them too, as they are part of the module."""
-NO_KERNELS = re.compile(r"(_binding|/batch_decode|/batch_prefill)\.cu$")
+NO_KERNELS = re.compile(r"(_binding|/batch_decode|/batch_prefill|/batch_prefill_sm90)\.cu$")
 """Bindings and planners: host code, which the image's test compiles."""
 LIMITS = Path(__file__).parents[1] / "kernels" / "gpu_spills.json"
 COMPILER_SECONDS = 900
@@ -39,7 +38,9 @@ KERNEL = re.compile(
     r"Compiling entry function '(\w+)' for '(\w+)'\n.*\n *(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
     r".*Used (\d+) registers(.*)"
 )
-ATTENTION = re.compile(r"batch_(prefill|decode)\w*dtype_q_(\w+?)_\w*_qk_(\d+)_\w*swa_(\w+)_use_logits_cap_(True|False)")
+ATTENTION = re.compile(
+    r"batch_(prefill|decode)\w*dtype_q_(\w+?)_dtype_kv_(\w+?)_\w*_qk_(\d+)_\w*swa_(\w+)_use_logits_cap_(True|False)(\w*_sm90)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class Kernel:
 
 def main() -> int:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("--modules", nargs="+", metavar="PATTERN", default=["*"], help="names as `prebuild --list` prints them (all)")
+    parser.add_argument(
+        "--modules", nargs="+", metavar="PATTERN", default=["*"], help="names as `prebuild --list` or this command prints them (all)"
+    )
     parser.add_argument("--ci", action="store_true", help="only one module of each kind, which take three minutes of a core")
     parser.add_argument("--install", action="store_true", help="only install nvcc and FlashInfer")
     parser.add_argument("--accept", action="store_true", help="write the spills of these modules to gpu_spills.json")
@@ -117,7 +120,7 @@ def sources(patterns: Sequence[str]) -> list[Source]:
     specs = prebuild.modules(list(HEAD_DIMS), [torch.bfloat16, torch.float16], hopper=True)
     found = []
     for module, spec in specs.items():
-        if not any(fnmatch(module, pattern) for pattern in patterns):
+        if not any(fnmatch(name, pattern) for pattern in patterns for name in (module, label(module))):
             continue
         for entry in spec.get_compile_commands():  # type: ignore[attr-defined]  # FlashInfer has no types here
             path = Path(entry["file"])
@@ -238,12 +241,13 @@ def name(row: Mapping[str, str | int]) -> str:
 
 
 def label(module: str) -> str:
-    """Return a short name of a module: `prefill bf16 128 window cap`."""
+    """Return a short name of a module: `prefill bf16 128 e4m3 KV window cap fa3`."""
     match = ATTENTION.search(module)
     if match is None:
         return module
-    kind, dtype, dim, window, cap = match.groups()
-    return " ".join([kind, dtype, dim, *["window"] * (window == "True"), *["cap"] * (cap == "True")])
+    kind, dtype, stored, dim, window, cap, fa3 = match.groups()
+    notes = {f"{stored} KV": stored != dtype, "window": window == "True", "cap": cap == "True", "fa3": fa3 is not None}
+    return " ".join([kind, dtype, dim, *(note for note, is_so in notes.items() if is_so)])
 
 
 def format_table(rows: Sequence[Mapping[str, str | int]]) -> str:

@@ -47,6 +47,8 @@ def test_more_spills_than_allowed_are_an_error_and_others_are_not() -> None:
 def test_modules_have_short_names() -> None:
     long = "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_256_head_dim_vo_256_posenc_0"
     assert label(f"{long}_use_swa_True_use_logits_cap_False_f16qk_False_kv_stride_equal") == "prefill bf16 256 window"
+    fa3 = long.replace("kv_bf16", "kv_e4m3") + "_use_swa_False_use_logits_cap_True_f16qk_False_sm90"
+    assert label(fa3) == "prefill bf16 256 e4m3 KV cap fa3"
     assert label("page") == "page"
 
 
