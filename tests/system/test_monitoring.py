@@ -36,6 +36,7 @@ WITHOUT_DATA = {
     "fairlead_router_recalls_total": "a worker resyncs after half an hour of wrong predictions",
     "fairlead_agent_kv_event_batches_replayed_total": "all workers run Fairlead's own engine",
     "fairlead_agent_kv_event_gaps_total": "all workers run Fairlead's own engine",
+    "fairlead_engine_fallback": "the panel shows only workers that fell back",
     "fairlead_router_forwarded_requests_total": "the service has no other services at its endpoint",
 }
 """Metrics that no healthy fleet has within a test, with the reason."""
