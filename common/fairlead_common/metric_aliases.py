@@ -1,7 +1,32 @@
 """Aliases of metrics, so that dashboards of other systems work. They are added to the exposition's text, without a library."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+OF_VLLM: Final = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "request_success_total",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+)
+"""Metrics with the same meaning in vLLM and here, without their prefixes `vllm:` and `fairlead_`."""
 _HELP = b"# HELP "
 
 

@@ -8,35 +8,12 @@ from typing import Final
 import msgspec
 
 from fairlead_agent.config import Runtime
-from fairlead_common.metric_aliases import add_aliases
+from fairlead_common.metric_aliases import OF_VLLM, add_aliases
 
 _SAMPLE: Final = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
-_SHARED: Final = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "num_preemptions_total",
-    "request_success_total",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_prefill_time_seconds",
-    "request_decode_time_seconds",
-    "spec_decode_num_drafts_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_accepted_tokens_per_pos_total",
-)
 NAMES: Final[Mapping[Runtime, Mapping[str, str]]] = {
-    "vllm": {f"vllm:{name}": f"fairlead_{name}" for name in _SHARED},
+    "vllm": {f"vllm:{name}": f"fairlead_{name}" for name in OF_VLLM},
     "sglang": {
         "sglang:num_running_reqs": "fairlead_num_requests_running",
         "sglang:num_queue_reqs": "fairlead_num_requests_waiting",

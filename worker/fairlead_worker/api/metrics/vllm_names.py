@@ -2,29 +2,8 @@
 
 from typing import Final
 
-SAME: Final = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "num_preemptions_total",
-    "request_success_total",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_prefill_time_seconds",
-    "request_decode_time_seconds",
-    "spec_decode_num_drafts_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_accepted_tokens_per_pos_total",
-)
+from fairlead_common.metric_aliases import OF_VLLM
+
 OLDER: Final = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
     "inter_token_latency_seconds": "time_per_output_token_seconds",
@@ -33,4 +12,4 @@ OLDER: Final = {
 }
 """vLLM's names before version 0.11. Dashboards still use them."""
 
-NAMES: Final = {f"fairlead_{name}": [f"vllm:{other}" for other in (name, OLDER.get(name)) if other] for name in SAME}
+NAMES: Final = {f"fairlead_{name}": [f"vllm:{other}" for other in (name, OLDER.get(name)) if other] for name in OF_VLLM}
