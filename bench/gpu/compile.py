@@ -37,9 +37,10 @@ KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
 module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone.
 "float8": KV in 8 bits."""
 
-LAYERS = ("norm", "rope", "activation", "top_k", "top_p")
-"""Of fused layers, and of sampling filters; as kinds too."""
-NEEDED = (*list(KINDS)[:4], "bf16-128-single", *LAYERS)
+FUSED = ("norm", "rope", "activation")
+LAYERS = (*FUSED, "top_k", "top_p")
+"""Of fused layers, and of sampling filters, which take minutes; as kinds too."""
+NEEDED = (*list(KINDS)[:4], "bf16-128-single", *FUSED)
 """Are waited for; the others, which compile at a lower priority, are used where they are there in time."""
 JOBS = 4
 """Compilers at once for each kind: the needed ones keep 16 cores busy, and all together take 64 GiB at most."""

@@ -142,3 +142,12 @@ def test_torch_takes_over_with_a_reason(monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setattr(device_filters, "_difference", lambda filters, _: _difference(filters, torch.device("cpu")))
     assert make_device_filters(device) is None
     assert "use torch instead of FlashInfer's kernels" in caplog.text and "ninja: build stopped" in caplog.text
+
+
+def test_a_start_does_not_wait_for_compilers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(device_filters.flashinfer_library, "library", lambda: interpreter)
+    monkeypatch.setattr(device_filters, "_difference", lambda filters, _: _difference(filters, torch.device("cpu")))
+    assert make_device_filters(torch.device("cuda")) is not None
+    monkeypatch.setattr(device_filters, "uncompiled_modules", lambda: ["topk"])
+    assert make_device_filters(torch.device("cuda")) is None
+    assert "topk not compiled, see `python -m fairlead_worker.kernels.prebuild`" in caplog.text

@@ -3,7 +3,9 @@
 Its functions that also draw are not used: their noise depends on a row's place in the batch.
 """
 
+import importlib
 import logging
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -60,13 +62,23 @@ def make_device_filters(device: torch.device) -> DeviceFilters | None:
         return None
     filters = DeviceFilters(library)
     try:
-        reason = _difference(filters, device)
+        missing = uncompiled_modules()
+        reason = f"{', '.join(missing)} not compiled, see `python -m fairlead_worker.kernels.prebuild`" if missing else ""
+        reason = reason or _difference(filters, device)
     except Exception as error:  # whatever a compiler or a loader raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     if reason:
         logger.warning("top_k and top_p use torch instead of FlashInfer's kernels, which is slower: %s", reason)
         return None
     return filters
+
+
+def uncompiled_modules() -> list[str]:
+    """Return the modules of the kernels that FlashInfer would have to compile first. That takes minutes, too long for a start."""
+    if find_spec("flashinfer") is None:  # another library stands for it
+        return []
+    topk, sampling = (importlib.import_module(f"flashinfer.jit.{name}") for name in ("topk", "sampling"))
+    return [spec.name for spec in (topk.gen_topk_module(), sampling.gen_sampling_module()) if not spec.is_compiled]
 
 
 def _difference(filters: DeviceFilters, device: torch.device) -> str:
