@@ -1,4 +1,4 @@
-"""The state that all parts of the agent share: phase, requests in flight, the engine's load, and what routers are told."""
+"""State that all parts of the agent share: its phase, its requests in flight, the engine's load, and the load report for routers."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Order and time of the stages of one run: correctness and the headline figures in the first three minutes, the rest in what is left."""
+"""Order and time limits of the stages of one run. Correctness and the headline figures come in the first three minutes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -82,7 +82,7 @@ async def run(options: Any) -> dict[str, Any]:
                     await engine.step("drop" if is_lost else fault if is_faulty else "")
                 if fault in ("restart", "kill"):
                     await engine.kill()
-                    if fault == "kill":  # the agent sees refused connections, and begins anew
+                    if fault == "kill":  # connections are refused, so the agent starts again
                         await stop(follower, following)
                         blocks.forget()
                         follower = Follower(engine.endpoint, engine.replay, "", blocks)

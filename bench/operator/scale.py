@@ -111,7 +111,7 @@ class Bench:
         return most
 
     async def _silence(self, api: Api, operator: Operator, services: int) -> None:
-        """Every service has to be proven anew (a new generation), and no router answers.
+        """Give every service a new generation, which needs a new probe, while no router answers.
 
         Each service reports that once: its probe ends after 60 s (256 run at a time), and three polls of its index fail. Then nothing may
         be written.

@@ -19,7 +19,7 @@ from fairlead_agent.kv.events import decode_batch
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.5
-"""Silence after which the stream is checked for lost batches at its end."""
+"""After so long without an event, the agent asks whether the last batches were lost."""
 REPLAY_SECONDS = 1.0
 """Longest wait for a replayed batch. The publisher looks for requests ten times a second."""
 REMEMBERED_BATCHES = 20_000
@@ -115,7 +115,9 @@ class Follower:
                 self.restarts += 1
                 self.restart()
             if number != self._next:
-                log.warning("KV events %d to %d are lost: this worker's blocks are published anew as they are used", self._next, number - 1)
+                log.warning(
+                    "KV events %d to %d are lost: the index gets this worker's blocks again when they are used", self._next, number - 1
+                )
                 self.gaps += 1
                 self._blocks.doubt()
             self._apply(number, payload)

@@ -131,7 +131,7 @@ async def test_a_gap_beyond_the_replay_withdraws_everything(tmp_path: Path) -> N
             await engine.step()
             await eventually(lambda: follower._next == engine.publisher.number)
             assert index.held <= engine.pool.usable
-        assert len(index.held) > len(engine.pool.usable) / 2, "the cache was published anew as it was used"
+        assert len(index.held) > len(engine.pool.usable) / 2, "the index got the blocks again when they were used"
 
 
 async def test_without_replay_a_gap_withdraws_everything(tmp_path: Path) -> None:
