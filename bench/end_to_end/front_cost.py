@@ -3,10 +3,10 @@
     python -m bench end_to_end/front_cost --base ../other-checkout
 
 Both workers serve the same tiny model. The engine is another process and is not counted: the API process parses, tokenizes, streams and
-counts. A request is a chat of one token; a token is the difference to a stream of `--tokens`, divided by their number. Each pair gives
-the difference of the two checkouts; the table has medians, because other processes disturb single pairs. `--streams 256` also measures
-the p99 of the time between two tokens, by wall clock, over so many streams at once. Two processes of one checkout differ there by up to a
-factor of 1.7, so this measure restarts both workers `--starts` times, and takes the median of each start first. `decode` compares msgspec
+counts. A request is a chat of one token; a token is the difference to a stream of `--tokens`, divided by their number. `--streams 256`
+also measures the p99 of the time between two tokens, by wall clock, over so many streams at once. Two processes of one checkout differ by
+up to a tenth in CPU time and by a factor of up to 1.7 in that p99. So both workers are restarted `--starts` times. The table has the means
+over the starts of the medians over the pairs of a start, because other processes disturb single pairs. `decode` compares msgspec
 with pydantic on the bodies of requests. Its pydantic models have the fields and types of the structs, without bounds, so they do less.
 """
 
@@ -113,8 +113,8 @@ def both_workers(folder: Path, model: Path, base: Path) -> Iterator[dict[str, Wo
         yield workers
 
 
-def compare_cpu_time(workers: dict[str, WorkerProcess], pairs: int, requests: int, tokens: int) -> dict[str, list[Sample]]:
-    """Return the µs per request and per token of each pair."""
+def compare_cpu_time(workers: dict[str, WorkerProcess], pairs: int, requests: int, tokens: int) -> dict[str, Sample]:
+    """Return the medians of µs per request and per token of one start."""
     samples: dict[str, list[Sample]] = {"request": [], "token": []}
     for number in range(pairs):
         order = list(workers)[:: 1 if number % 2 else -1]
@@ -122,7 +122,7 @@ def compare_cpu_time(workers: dict[str, WorkerProcess], pairs: int, requests: in
         long = {name: measure(workers[name], max(4, 10 * requests // tokens), tokens) for name in order}
         samples["request"].append(whole)
         samples["token"].append({name: (long[name] - whole[name]) / (tokens - 1) for name in order})
-    return samples
+    return {kind: {name: statistics.median(one[name] for one in found) for name in workers} for kind, found in samples.items()}
 
 
 def compare_gaps(workers: dict[str, WorkerProcess], rounds: int, streams: int, tokens: int) -> Sample:
@@ -135,32 +135,29 @@ def compare_gaps(workers: dict[str, WorkerProcess], rounds: int, streams: int, t
 
 
 def compare(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return medians of both checkouts, of their difference and of their ratio; in µs, the gaps between tokens in ms."""
+    """Return the means of both checkouts over the starts, their difference and their ratio; in µs, the gaps between tokens in ms."""
     model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
     samples: dict[str, list[Sample]] = {}
-    for start in range(arguments.starts if arguments.streams else 1):
+    for start in range(arguments.starts):
         where = folder / f"start{start}"
         where.mkdir()
         with both_workers(where, model, arguments.base) as workers:
-            if start == 0:
-                samples |= compare_cpu_time(workers, arguments.pairs, arguments.requests, arguments.tokens)
+            found = compare_cpu_time(workers, arguments.pairs, arguments.requests, arguments.tokens)
             if arguments.streams:
-                gaps = compare_gaps(workers, ROUNDS, arguments.streams, arguments.tokens)
-                samples.setdefault("itl p99", []).append(gaps)
-                print(f"start {start}: ITL p99 " + ", ".join(f"{name} {value:.1f} ms" for name, value in gaps.items()), flush=True)
+                found["itl p99"] = compare_gaps(workers, ROUNDS, arguments.streams, arguments.tokens)
+        for kind, each in found.items():
+            samples.setdefault(kind, []).append(each)
+        print(f"start {start}: " + ", ".join(f"{kind} {each['base']:.1f} → {each['here']:.1f}" for kind, each in found.items()), flush=True)
+    means = {kind: {name: statistics.mean(one[name] for one in found) for name in found[0]} for kind, found in samples.items()}
     return {
         kind: {
-            **{name: round(statistics.median(one[name] for one in found), 2) for name in found[0]},
-            "difference": round(statistics.median(one["here"] - one["base"] for one in found), 2),
-            "ratio": round(statistics.median(one["here"] / one["base"] for one in found), 3),
-            "ratio_of_medians": round(_median(found, "here") / _median(found, "base"), 3),
+            **{name: round(value, 2) for name, value in mean.items()},
+            "difference": round(mean["here"] - mean["base"], 2),
+            "ratio": round(mean["here"] / mean["base"], 3),
+            "ratios": [round(one["here"] / one["base"], 3) for one in samples[kind]],
         }
-        for kind, found in samples.items()
+        for kind, mean in means.items()
     }
-
-
-def _median(found: list[Sample], name: str) -> float:
-    return statistics.median(one[name] for one in found)
 
 
 def decode() -> dict[str, dict[str, float]]:
@@ -200,11 +197,11 @@ def _best(call: Callable[[], Any], runs: int = 7, times: int = 200) -> float:
 def main() -> None:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--base", type=Path, help="a checkout with compiled kernels to compare with; without it, only decoding is measured")
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--requests", type=int, default=200, help="in each half of a pair")
+    parser.add_argument("--pairs", type=int, default=10, help="of each start")
+    parser.add_argument("--requests", type=int, default=60, help="in each half of a pair")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--streams", type=int, default=0, help="concurrent streams for the time between two tokens; 0: not measured")
-    parser.add_argument("--starts", type=int, default=8, help="restarts of both workers for that time")
+    parser.add_argument("--starts", type=int, default=8, help="starts of both workers")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"decode": decode()}
     for name, libraries in results["decode"].items():
@@ -215,7 +212,7 @@ def main() -> None:
         for kind, each in results["front"].items():
             unit = "ms" if kind == "itl p99" else "µs"
             cells = "".join(f"{name} {each[name]:9,.1f} {unit}   " for name in ("base", "here", "difference"))
-            print(f"{kind:9}{cells}ratio {each['ratio']:.3f}, of the medians {each['ratio_of_medians']:.3f}")
+            print(f"{kind:9}{cells}ratio {each['ratio']:.3f} ({min(each['ratios'])} to {max(each['ratios'])})")
     write_report(__name__, arguments, results)
 
 

@@ -21,8 +21,12 @@ class TextStream:
     without the new tokens. The difference is the new text (as in text-generation-inference and vLLM).
     """
 
-    def __init__(self, decode: Decode, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, decode: Decode, prompt: Sequence[int] = (), skip_special_tokens: bool = True, token_texts: dict[int, str] | None = None
+    ) -> None:
+        """`token_texts`: a cache of the texts of single tokens, for all streams with the same `decode` and `skip_special_tokens`."""
         self._decode: Callable[[Sequence[int]], str] = lambda tokens: decode(tokens, skip_special_tokens=skip_special_tokens)
+        self._token_texts = {} if token_texts is None else token_texts
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window
         self._read = len(self._tokens)  # the text of the tokens before it was returned
@@ -30,7 +34,7 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> str:
         """Add tokens and return the text that they complete; empty while a character is incomplete."""
         self._tokens.extend(tokens)
-        known = self._decode(self._tokens[self._start : self._read])
+        known = self._known()
         text = self._decode(self._tokens[self._start :])
         if len(text) <= len(known) or text.endswith(_REPLACEMENT):
             if len(self._tokens) - self._read < _MAX_PENDING:
@@ -42,8 +46,18 @@ class TextStream:
 
     def finish(self) -> str:
         """End the stream and return the remaining text, with incomplete characters as U+FFFD."""
-        known = self._decode(self._tokens[self._start : self._read])
+        known = self._known()
         return self._advance(self._decode(self._tokens[self._start :])[len(known) :])
+
+    def _known(self) -> str:
+        """Return the window's text without new tokens. It is usually one token, whose text is the same in all streams."""
+        if self._read - self._start != 1:
+            return self._decode(self._tokens[self._start : self._read])
+        token = self._tokens[self._start]
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self._token_texts[token] = self._decode([token])
+        return text
 
     def _advance(self, text: str) -> str:
         self._start = self._read

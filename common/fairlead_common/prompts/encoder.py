@@ -97,6 +97,8 @@ class PromptEncoder:
         wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
         self._points = SplitPoints(self._tokenizer, wanted) if cache is not None else None
         self._affixes = find_affixes(self._tokenizer) if cache is not None else None
+        self._token_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        """By `skip_special_tokens`: the texts of single tokens, at most one entry for each token of the vocabulary."""
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
@@ -192,7 +194,7 @@ class PromptEncoder:
         `shown`: special tokens that are not skipped.
         """
         if not shown or not skip_special_tokens:
-            return TextStream(self.decode, prompt, skip_special_tokens)
+            return TextStream(self.decode, prompt, skip_special_tokens, self._token_texts[skip_special_tokens])
         hidden = self._special - set(shown)
 
         def decode(tokens: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -19,6 +19,8 @@ _MIN_STEPS = 8
 """Steps with prefill, and half of all steps, that the fit needs."""
 _SWEEPS = 4
 """Passes of coordinate descent in each step."""
+_FIT_EVERY = 8
+"""Steps of decodes alone for which one fit is enough. A fit in each of them took a sixth of a step of a tiny model (20 us)."""
 _OUTLIER = 3.0
 """A step that took longer than this many times its expected time counts as that long. So one pause of the machine changes little, and the
 fit still follows a machine that has become slower within a few steps."""
@@ -43,9 +45,10 @@ class _Samples:
 
     def add(self, work: Work, seconds: float, weight: float) -> None:
         self.count += 1
-        for i, value in enumerate(work):
-            row, weighted = self.matrix[i], weight * value
-            for j in range(5):
+        terms = range(5) if work[1] else range(2, 5)  # without prefill, its two terms are 0 in every sample
+        for i in terms:
+            row, weighted = self.matrix[i], weight * work[i]
+            for j in terms:
                 row[j] = _KEEP * row[j] + weighted * work[j]
             self.vector[i] = _KEEP * self.vector[i] + weighted * seconds
 
@@ -56,12 +59,14 @@ class StepTime:
     Steps with and without prefill have separate sums, so that an hour of decoding does not erase the cost of prefill.
     """
 
-    __slots__ = ("_decoding", "_prefilling", "_target", "coefficients")
+    __slots__ = ("_decoding", "_not_fitted", "_prefilling", "_target", "coefficients")
 
     def __init__(self, target: float) -> None:
         self._target = target
         self._decoding = _Samples()
         self._prefilling = _Samples()
+        self._not_fitted = 0
+        """Steps since the last fit."""
         self.coefficients = [0.0] * 5
 
     @property
@@ -74,17 +79,20 @@ class StepTime:
         return sum(c * value for c, value in zip(self.coefficients, work, strict=True))
 
     def observe(self, work: Work, seconds: float) -> None:
-        """Fit the model to one more step. A step without a measured time is ignored."""
+        """Learn from one more step. A step without a measured time is ignored."""
         if not isfinite(seconds) or seconds <= 0.0:
             return
         if self.is_known:
             seconds = min(seconds, _OUTLIER * max(self.predict(work), 0.1 * self._target))
         samples = self._prefilling if work[1] else self._decoding
         samples.add(work, seconds, 1.0 / max(seconds, self._target) ** 2)
-        self._fit()
+        self._not_fitted += 1
+        if work[1] or self._not_fitted >= _FIT_EVERY:
+            self._fit()
 
     def _fit(self) -> None:
         """Improve the coefficients by a few sweeps of coordinate descent. They start from the last fit, so they never jump."""
+        self._not_fitted = 0
         first, second, fit = self._decoding, self._prefilling, self.coefficients
         rows = [[x + y for x, y in zip(a, b, strict=True)] for a, b in zip(first.matrix, second.matrix, strict=True)]
         sums = [x + y for x, y in zip(first.vector, second.vector, strict=True)]

@@ -17,10 +17,13 @@ class StopScanner:
         text = self._held + text
         self._held = ""
         # The earliest match wins; at the same position, the longest.
-        found = min(((at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
-        if found is not None:
-            return text[: found[0]], found[2]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+        found = [(at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, _, stop = min(found)
+            return text[:at], stop
+        keep = max([self._overlap(text, stop) for stop in self._stops])
+        if not keep:
+            return text, None
         shown = text[: len(text) - keep]
         self._held = text[len(text) - keep :]
         return shown, None
@@ -33,4 +36,7 @@ class StopScanner:
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
         """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+        for n in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:n]):
+                return n
+        return 0
