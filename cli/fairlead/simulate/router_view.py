@@ -28,7 +28,7 @@ class RouterView:
             worker.in_flight = inflight.count[number]
             worker.pending_tokens = int(inflight.pending[number])
             worker.prefill_until = math.inf  # so `prefill_seconds` counts all pending tokens
-            worker.unanswered = len(inflight.waiting[number])
+            worker.pending_prompts = len(inflight.waiting[number])
             worker.max_running = pod.model.max_running
             chosen.append(worker)
         return chosen

@@ -70,7 +70,7 @@ class Worker:
     """Names of its model, from its prompt format."""
     load: WorkerLoad = _load_attribute("load")
     pending_tokens: int = _load_attribute("pending_tokens")
-    """Prompt tokens of this router's unanswered attempts: the part of the backlog that no report shows yet."""
+    """Tokens of this router's pending prompts (`PendingPrompt`): the part of the backlog that no report shows yet."""
 
     def __init__(
         self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
@@ -111,10 +111,9 @@ class Worker:
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
-        self.unanswered = 0
-        """This router's attempts whose answer has not begun."""
+        self.pending_prompts = 0
         self.prefill_until = 0.0
-        """When this router's prompts will be computed, by the measured rate. An answer that is not streamed shows no earlier sign of it."""
+        """When this router's prompts will be computed, by the measured rate."""
         self.max_running = 0
         """Most requests that it runs concurrently, as reported; 0: unknown."""
         self.check_requested = asyncio.Event()
@@ -146,18 +145,17 @@ class Worker:
         full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
         return begins + load.step_seconds + 1e-3 * waiting + (NO_ROOM if full else 0.0)
 
-    def begin_attempt(self, tokens: int) -> None:
-        """Count an attempt with `tokens` to prefill as sent."""
-        self.in_flight += 1
-        self.unanswered += 1
+    def begin_prompt(self, tokens: int) -> None:
+        """Count a prompt with `tokens` to compute."""
+        self.pending_prompts += 1
         self.pending_tokens += tokens
         self.prefill_until = max(self.prefill_until, monotonic()) + tokens / self.rate
 
-    def end_attempt(self, tokens: int) -> None:
-        """Record that the attempt's answer has begun, or that it failed."""
-        self.unanswered -= 1
+    def end_prompt(self, tokens: int) -> None:
+        """Record that a prompt is computed, or that its attempt failed."""
+        self.pending_prompts -= 1
         self.pending_tokens -= tokens
-        if not self.unanswered:
+        if not self.pending_prompts:
             self.prefill_until = 0.0
 
     def prefill_seconds(self, now: float) -> float:

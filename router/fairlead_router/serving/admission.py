@@ -84,7 +84,7 @@ class Ticket:
 def admissible_tokens(worker: Worker) -> float:
     """Return the prompt tokens that the worker should get now."""
     load = worker.load
-    few = float(worker.unanswered < AHEAD_REQUESTS)
+    few = float(worker.pending_prompts < AHEAD_REQUESTS)
     seats = worker.max_running > 0 and load.running >= worker.max_running
     if load.waiting and (seats or load.pages_free < SCARCE_PAGES * load.pages_total):
         return few  # its queue waits for running requests to end, so more prompts would only lengthen it

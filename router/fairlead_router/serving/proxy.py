@@ -10,6 +10,7 @@ import msgspec
 from fairlead_common.protocols import errors as protocol_errors
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
+from fairlead_router.fleet.pending_prompt import PendingPrompt
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
@@ -184,7 +185,8 @@ class Proxy:
         pending = max(0, prompt.length - (choice.predicted or 0))
         sent_at = monotonic()
         expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
-        worker.begin_attempt(pending)
+        computed = PendingPrompt(worker, pending, prompt.params.stream, lambda: self._policy.release(choice))
+        worker.in_flight += 1
         self._admission.record_sent(ticket)
         waiting = self._withdrawals.begin(movable, worker, pending) if movable is not None else None
         answered = False
@@ -198,8 +200,7 @@ class Proxy:
         finally:
             if waiting is not None:
                 self._withdrawals.end(waiting)
-            worker.end_attempt(pending)
-            self._policy.release(choice)
+            computed.end()
             if not answered:
                 worker.in_flight -= 1
 

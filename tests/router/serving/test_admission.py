@@ -14,7 +14,7 @@ from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Tenant
 
-FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
+FULL = {"running": 4, "max_running": 4, "waiting": AHEAD_REQUESTS, "prefill_rate": 100.0, "backlog_tokens": 0}
 """All sequence slots of a worker are in use: further requests wait in its queue."""
 
 
@@ -59,6 +59,42 @@ async def test_without_pressure_every_request_goes_immediately(fleet: Fleet) -> 
     for _ in range(200):
         turns.release()
     assert {(await one).status_code for one in asked} == {200}
+
+
+async def test_prompts_of_whole_answers_that_are_computed_keep_no_others_away(fleet: Fleet) -> None:
+    """Such an answer begins only at its end, after seconds of decoding."""
+    turns, behaviour = gate()
+    load = {"prefill_rate": 2000.0, "running": 20, "max_running": 256, "waiting": 0, "backlog_tokens": 0}
+    worker = await fleet.worker(behaviour=behaviour, load=load)
+    router = await fleet.router(worker)
+    asked = [asyncio.create_task(router.complete(f"{number} " + "one two three " * 30)) for number in range(40)]
+    queue = router.server.router.admission._queue
+    await eventually(lambda: len(queue) > 10, "the worker has enough to compute")
+    (known,) = router.table
+    assert known.pending_tokens > 3.5 * 2000
+    await eventually(lambda: len(worker.received) == 40, "it gets the others once it should have computed those", 30)
+    await eventually(lambda: not known.pending_tokens and not known.pending_prompts, "all are computed", 30)
+    assert known.in_flight == 40
+    for _ in range(40):
+        turns.release()
+    assert {(await one).status_code for one in asked} == {200}
+
+
+@pytest.mark.parametrize(("stream", "waiting"), [(True, 0), (False, 1)])
+async def test_a_prompt_that_cannot_be_computed_yet_stays_pending(fleet: Fleet, stream: bool, waiting: int) -> None:
+    """A stream would have begun. A worker that has as many waiting requests has not started the prompt."""
+    turns, behaviour = gate()
+    worker = await fleet.worker(behaviour=behaviour, load={"prefill_rate": 10_000.0, "waiting": waiting})
+    router = await fleet.router(worker)
+    await eventually(lambda: all(one.load.waiting == waiting for one in router.table), "the router knows its load")
+    asked = asyncio.create_task(router.complete("one two three", stream=stream))
+    await eventually(lambda: len(worker.received) == 1, "it is sent")
+    (known,) = router.table
+    await asyncio.sleep(0.5)
+    assert known.pending_prompts == 1
+    turns.release()
+    assert (await asked).status_code == 200
+    assert known.pending_prompts == 0
 
 
 async def test_a_worker_is_never_idle_while_requests_are_queued(fleet: Fleet) -> None:

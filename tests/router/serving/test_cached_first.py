@@ -157,7 +157,7 @@ def test_a_turn_comes_once_a_thirty_second_of_the_capacity_has_computed_those_be
 def test_the_router_says_why_it_refuses_and_counts_it() -> None:
     worker, warm = Worker("a:1", monotonic), (1, 2, 3)
     worker.load = WorkerLoad(prefill_rate=1000.0, running=1)
-    worker.begin_attempt(300)
+    worker.begin_prompt(300)
     metrics = Metrics(WorkerTable())
     table = cast(WorkerTable, type("Table", (), {"usable": lambda *_: [worker]})())
 
@@ -175,10 +175,10 @@ def test_the_router_says_why_it_refuses_and_counts_it() -> None:
     for number in range(60):
         check(number, warm)
     check(100, ())  # nothing was refused yet
-    worker.begin_attempt(700)
+    worker.begin_prompt(700)
     with pytest.raises(ApiError, match="the first token is expected after"):
         check(101, warm)
-    worker.end_attempt(700)
+    worker.end_prompt(700)
     check(102, ())  # the first one has its turn at once
     with pytest.raises(ApiError) as caught:
         check(103, ())

@@ -75,7 +75,7 @@ def nonzero_counters(router: RunningRouter) -> dict[str, float]:
     }
     for worker in router.table:
         counts[f"in flight at {worker.pod}"] = worker.in_flight
-        counts[f"unanswered at {worker.pod}"] = worker.unanswered
+        counts[f"prompts at {worker.pod}"] = worker.pending_prompts
         counts[f"pending at {worker.pod}"] = worker.pending_tokens
     return {what: count for what, count in counts.items() if count}
 

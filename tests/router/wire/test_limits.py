@@ -78,7 +78,7 @@ async def test_a_long_answer_does_not_count_as_a_slow_request(fleet: Fleet) -> N
     router = await fleet.router(await fleet.worker(behaviour=waits), header_timeout=0.1, body_timeout=0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + HEAD)
-    await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
+    await eventually(lambda: any(one.pending_prompts for one in router.table), "it is asked")
     router.server._limiter.close_overdue(monotonic() + 100)  # as if that much time had passed
     gate.set()
     assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)

@@ -3,6 +3,7 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
+from fairlead_router.fleet.pending_prompt import PendingPrompt
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.routing.canary_split import CanaryPolicy
@@ -12,16 +13,17 @@ from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 class PickSession:
     """Session of one request. As in the proxy, its tokens are pending until the answer begins, and it is in flight until its end."""
 
-    def __init__(self, table: WorkerTable, policy: Policy, metrics: Metrics, request: RoutingRequest, choice: Choice) -> None:
+    def __init__(
+        self, table: WorkerTable, policy: Policy, metrics: Metrics, request: RoutingRequest, choice: Choice, streams: bool
+    ) -> None:
         self._table, self._policy, self._metrics = table, policy, metrics
         self._request, self.choice = request, choice
         self._canary = policy if isinstance(policy, CanaryPolicy) else None
-        self._pending = max(0, request.prompt_tokens - (choice.predicted or 0))
         self._sent_at = monotonic()
         self._worker = choice.worker
         self._worker.in_flight += 1
-        self._worker.unanswered += 1
-        self._worker.pending_tokens += self._pending
+        tokens = max(0, request.prompt_tokens - (choice.predicted or 0))
+        self._prompt = PendingPrompt(choice.worker, tokens, streams, lambda: policy.release(choice))
         self._has_answer = self._has_ended = False
 
     def start_answer(self, status: int, headers: Headers, served: str) -> None:
@@ -31,7 +33,8 @@ class PickSession:
         """
         if self._has_answer or self._has_ended:
             return
-        self._release()
+        self._has_answer = True
+        self._prompt.end()
         by_name = dict(headers)
         first = self.choice.worker
         if served and served != first.address:
@@ -58,15 +61,8 @@ class PickSession:
         if self._has_ended:
             return
         self._has_ended = True
-        if not self._has_answer:
-            self._release()
+        self._prompt.end()
         self._worker.in_flight -= 1
-
-    def _release(self) -> None:
-        self._has_answer = True
-        self.choice.worker.unanswered -= 1
-        self.choice.worker.pending_tokens -= self._pending
-        self._policy.release(self.choice)
 
     def _record_no_answer(self, worker: Worker) -> None:
         """Count a request without an answer for the canary's comparison."""

@@ -116,7 +116,7 @@ class Picker:
             self._metrics.picks.labels(str(error.status)).inc()
             raise
         self._metrics.picks.labels("200").inc()
-        session = PickSession(self._table, self._policy, self._metrics, routing_request, choice)
+        session = PickSession(self._table, self._policy, self._metrics, routing_request, choice, prompt.params.stream)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
