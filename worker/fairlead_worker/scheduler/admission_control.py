@@ -28,7 +28,7 @@ class AdmissionControl:
         self._growing = growing
         self._page_size = cache.page_size
         self._max_running = config.max_num_seqs
-        self._by_priority = config.policy == "sjf"
+        self._by_priority = config.policy_uses_priority
         self._max_preemptions = config.max_preemptions
 
     def missing_pages(self, request: Request, node: Node, released: int = 0) -> int:

@@ -31,6 +31,7 @@ class SchedulerConfig:
     chunks_grow: bool = True
     """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink."""
     policy: PolicyName = "sjf"
+    """Order of waiting requests. `policy_uses_priority` and `policy_uses_cache` say what it depends on."""
     dedupe_tokens: int = 32
     """Minimum length of a common prefix that requests share in the step that computes it. 0: they share it only from the next step on."""
     eos_token_ids: tuple[int, ...] = ()
@@ -92,3 +93,13 @@ class SchedulerConfig:
                 "speculative_ngram_min must be at least 1 and at most speculative_ngram_max, "
                 f"not {self.speculative_ngram_min} and {self.speculative_ngram_max}"
             )
+
+    @property
+    def policy_uses_priority(self) -> bool:
+        """Whether more urgent requests go first, and may preempt others."""
+        return self.policy == "sjf"
+
+    @property
+    def policy_uses_cache(self) -> bool:
+        """Whether the order depends on how much of a prompt is cached, so that it must be told of changes (`Order.update`)."""
+        return self.policy in ("sjf", "lpm")

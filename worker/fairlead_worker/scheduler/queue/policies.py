@@ -24,7 +24,7 @@ class Order(Protocol):
         ...
 
     def update(self, request: Request) -> None:
-        """Note that another prefix of the request is cached now. Policy lpm only."""
+        """Note that another prefix of the request is cached now. Called only if the policy has `policy_uses_cache`."""
         ...
 
     def remove(self, request: Request) -> None:

@@ -40,8 +40,8 @@ class WaitingQueue:
         self._bypassed = 0.0
         self._least_urgent = 0
         """Highest priority number of the requests that run, or a higher one."""
-        self._orders_by_cache = config.policy in ("sjf", "lpm")
-        self._priority = config.policy == "sjf"
+        self._orders_by_cache = config.policy_uses_cache
+        self._priority = config.policy_uses_priority
         self._order = self._create_order(config.policy)
         self.fair = self._order if isinstance(self._order, FairOrder) else None
         """The tenants' counters, if the policy is fair; else None."""
