@@ -54,7 +54,7 @@ class Source:
 
     def key(self) -> str:
         """Return a digest of all that decides the result, beside the pins: flags, the source, and what was generated for its module."""
-        flags = [part.replace(str(ENVIRONMENT.folder), "") for part in self.command if part != self.target]
+        flags = [part.replace(str(ENVIRONMENT.folder), "").replace(str(torch_headers()), "") for part in self.command if part != self.target]
         generated = sorted(self.path.parent.glob("*.inc")) if self.module in self.path.parent.name else []
         parts = [*(part.encode() for part in flags), *(path.read_bytes() for path in (self.path, *generated))]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -140,15 +140,19 @@ def environment() -> dict[str, str]:
 
     Some headers of FlashInfer include cuBLAS's, which torch's packages have.
     """
-    import torch
-
-    headers = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
     return {
         "CUDA_HOME": str(site() / "nvidia" / "cu13"),
         "FLASHINFER_CUDA_ARCH_LIST": ARCHES,
         "FLASHINFER_WORKSPACE_BASE": str(ENVIRONMENT.folder),
-        "FLASHINFER_EXTRA_CUDAFLAGS": f"-isystem {headers}",
+        "FLASHINFER_EXTRA_CUDAFLAGS": f"-isystem {torch_headers()}",
     }
+
+
+def torch_headers() -> Path:
+    """Return the folder of CUDA's headers beside torch."""
+    import torch
+
+    return Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
 
 
 class CompilerError(RuntimeError):
