@@ -131,7 +131,7 @@ class AgentConfig(BaseSettings):
         host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def shown(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Return the configuration for the log at start, without the password of the Redis URL."""
         return self.model_dump() | {"redis_url": redact_url(self.redis_url)}
 

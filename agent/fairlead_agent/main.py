@@ -27,7 +27,7 @@ def main() -> int:
     flags, command = _split(sys.argv[1:])
     config = read_config(flags)
     configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
-    log.info("configuration: %s", json.dumps(config.shown(), default=str))
+    log.info("configuration: %s", json.dumps(config.describe(), default=str))
     listeners = []
     for port in (config.port, config.admin_port):
         try:

@@ -16,11 +16,11 @@ from unittest.mock import patch
 from bench.common.report import make_parser, write_report
 from bench.router.load_sweep import PODS, POLICIES, reach
 from fairlead.simulate import ours
+from fairlead.simulate.catalog import load, offered_load
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.workloads.agents import SYSTEM_BLOCKS
-from fairlead.simulate.workloads.catalog import load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_each
 from fairlead_index import score
 

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 from bench.common.report import make_parser, write_report
 from fairlead.simulate import queues
+from fairlead.simulate.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import average
-from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead_index import score
 from fairlead_router.serving.fair_queue import _Line
 from fairlead_worker.cache.node import LeafQueue

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from bench.common.report import make_parser, write_report
 from bench.router.load_sweep import PODS
+from fairlead.simulate.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_each
 from fairlead_router.serving.cached_first import CachedFirst
 

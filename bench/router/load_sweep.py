@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.common.report import make_parser, write_report
+from fairlead.simulate.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import FIGURES, Cell
-from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.workloads.request import Request
 
 PODS = 16

@@ -28,7 +28,7 @@ HASHES = block_hashes(7, range(256 * BLOCK_TOKENS), BLOCK_TOKENS)
 
 async def measure(url: str, count: int) -> dict[str, list[float]]:
     """Return the microseconds of each choice, by mode."""
-    namespace = f"bench/steering{count}"
+    namespace = f"bench/routing{count}"
     addresses = [f"10.0.{number // 250}.{number % 250 + 1}:8000" for number in range(count)]
     writers = [IndexWriter(url, namespace, WorkerCard(address, address, BLOCK_TOKENS), buckets=256) for address in addresses]
     for writer in writers:

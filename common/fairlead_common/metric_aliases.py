@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-OF_VLLM: Final = (
+SHARED_WITH_VLLM: Final = (
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",

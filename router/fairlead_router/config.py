@@ -161,7 +161,7 @@ class RouterConfig(BaseSettings):
         sentinel_files = (self.redis_sentinel_username_file, self.redis_sentinel_password_file)
         return RedisAccess(self.redis_url, self.redis_username, *files, *sentinel_files)
 
-    def shown(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Return the configuration for the log at start, without the password of the Redis URL."""
         return self.model_dump() | {"redis_url": redact_url(self.redis_url)}
 

@@ -39,7 +39,7 @@ def main() -> None:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
     access_log.write_bare_lines(access_log.NAME, sys.stdout)
-    logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
+    logging.getLogger(__name__).info("configuration %s", json.dumps(config.describe(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -54,7 +54,7 @@ async def test_the_index_finds_what_the_engine_holds(tmp_path: Path, redis: Redi
         assert (await agent.client.get("/load")).json()["incarnation"] == worker.incarnation
         before = worker.incarnation
         assert agent.agent.blocks is not None
-        agent.agent.blocks.doubt()
+        agent.agent.blocks.mark_uncertain()
         await eventually(lambda: agent.agent.publisher is not None and agent.agent.publisher.is_joined)
 
         async def is_fresh() -> bool:

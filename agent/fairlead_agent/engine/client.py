@@ -8,7 +8,7 @@ from yarl import URL
 
 from fairlead_agent.config import AgentConfig
 from fairlead_agent.engine.metrics import EngineStats, read_stats
-from fairlead_agent.engine.tokenizer import Differs, samples
+from fairlead_agent.engine.tokenizer import TokenDifference, samples
 from fairlead_common.prompts.encoder import PromptFormat
 
 KEEP_ALIVE_SECONDS = 3.0
@@ -109,7 +109,7 @@ class EngineClient:
             return 0
         return size if isinstance(size, int) else 0
 
-    async def find_difference(self, format: PromptFormat) -> Differs | None:
+    async def find_difference(self, format: PromptFormat) -> TokenDifference | None:
         """Return the first sample that the engine tokenizes differently. Raises EngineGone, EngineSilent, NoFormat.
 
         An engine without `/tokenize`, and one whose template refuses a sample, cannot be compared: the files count.
@@ -123,5 +123,5 @@ class EngineClient:
             except (msgspec.MsgspecError, KeyError) as error:
                 raise EngineSilent(f"/tokenize: {error}") from error
             if theirs != ours:
-                return Differs(what, ours, theirs)
+                return TokenDifference(what, ours, theirs)
         return None

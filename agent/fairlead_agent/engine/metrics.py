@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from fairlead_agent.config import Runtime
-from fairlead_common.metric_aliases import OF_VLLM, add_aliases
+from fairlead_common.metric_aliases import SHARED_WITH_VLLM, add_aliases
 
 _SAMPLE: Final = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 NAMES: Final[Mapping[Runtime, Mapping[str, str]]] = {
-    "vllm": {f"vllm:{name}": f"fairlead_{name}" for name in OF_VLLM},
+    "vllm": {f"vllm:{name}": f"fairlead_{name}" for name in SHARED_WITH_VLLM},
     "sglang": {
         "sglang:num_running_reqs": "fairlead_num_requests_running",
         "sglang:num_queue_reqs": "fairlead_num_requests_waiting",
@@ -84,7 +84,7 @@ def read_stats(text: bytes, runtime: Runtime) -> EngineStats:
     )
 
 
-def with_own_names(text: bytes, runtime: Runtime) -> bytes:
+def add_own_names(text: bytes, runtime: Runtime) -> bytes:
     """Return the exposition with each known family a second time, under Fairlead's name."""
     return add_aliases(text, {name: [ours] for name, ours in NAMES[runtime].items()})
 

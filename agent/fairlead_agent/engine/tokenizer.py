@@ -72,7 +72,7 @@ def read_format(folder: Path, runtime: str, names: list[str], block_tokens: int,
     )
 
 
-class Differs(msgspec.Struct, frozen=True):
+class TokenDifference(msgspec.Struct, frozen=True):
     """A sample whose tokens differ."""
 
     what: str

@@ -78,7 +78,7 @@ class EngineBlocks:
         self._blocks.clear()
         self._withdraw_all()
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Withdraw everything after lost events, and keep the blocks' names.
 
         A later event proves that its block's whole prefix is held, and this claims them again.
@@ -109,7 +109,7 @@ class EngineBlocks:
         parent: _Block | None = None
         if event.tokens and event.parent is not None:
             parent = self._blocks.get(event.parent)
-            if parent is None or not self._prove(parent):
+            if parent is None or not self._confirm_held(parent):
                 return  # its prefix is unknown: the hashes cannot be computed
         size = event.block_size
         if event.tokens and len(event.tokens) != size * len(event.hashes):
@@ -145,7 +145,7 @@ class EngineBlocks:
             parent.children[key] = block
         return block
 
-    def _prove(self, block: _Block) -> bool:
+    def _confirm_held(self, block: _Block) -> bool:
         """Record that a running request holds a block, and so its whole prefix. Return False if a part of the prefix is unknown."""
         chain: list[_Block] = []
         above: _Block | None = block

@@ -108,7 +108,7 @@ class Follower:
             return []
 
     def _skip_to(self, batches: list[tuple[int, bytes]]) -> None:
-        """Apply consecutive batches. If some before them are lost, doubt what was known."""
+        """Apply consecutive batches. If some before them are lost, what was known becomes uncertain."""
         for number, payload in batches:
             if number < self._next:
                 self._seen.clear()  # without a replay, an earlier number can only be another process
@@ -119,7 +119,7 @@ class Follower:
                     "KV events %d to %d are lost: the index gets this worker's blocks again when they are used", self._next, number - 1
                 )
                 self.gaps += 1
-                self._blocks.doubt()
+                self._blocks.mark_uncertain()
             self._apply(number, payload)
 
     def _apply(self, number: int, payload: bytes) -> None:
@@ -132,7 +132,7 @@ class Follower:
             self._blocks.apply(decode_batch(payload))
         except (ValueError, OverflowError) as error:  # OverflowError: a token id beyond 32 bits
             log.warning("batch %d of KV events is ignored: %s", number, error)
-            self._blocks.doubt()
+            self._blocks.mark_uncertain()
         self.on_applied()
 
     async def _fetch(self, first: int) -> list[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 from aiohttp import web
 
-from fairlead_agent.engine.metrics import with_own_names
+from fairlead_agent.engine.metrics import add_own_names
 from fairlead_agent.metrics import AgentMetrics
 from fairlead_agent.proxy.forward import Forwarder
 from fairlead_agent.state import Agent
@@ -93,7 +93,7 @@ class Api:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Answer with the engine's last exposition under both names, then with the agent's own."""
-        text = with_own_names(self._agent.engine_metrics, self._agent.config.runtime) + self._metrics.render()
+        text = add_own_names(self._agent.engine_metrics, self._agent.config.runtime) + self._metrics.render()
         return web.Response(body=text, headers={"content-type": "text/plain; version=1.0.0; charset=utf-8"})
 
     async def prompt_format(self, request: web.Request) -> web.Response:

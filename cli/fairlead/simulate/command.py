@@ -12,6 +12,7 @@ from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.options import takes
 from fairlead.program import describe, new_app
+from fairlead.simulate.catalog import load, offered_load
 from fairlead.simulate.failures import draw_failures, parse_failure
 from fairlead.simulate.options import SimulateOptions
 from fairlead.simulate.outcome import Outcome
@@ -22,7 +23,6 @@ from fairlead.simulate.report import Cell, average, check_targets, show
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, parse_class
 from fairlead.simulate.static_fleet import find_static_fleet
 from fairlead.simulate.sweep_plot import draw_sweep
-from fairlead.simulate.workloads.catalog import load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_tokens
 from fairlead_operator.api.scaling import Scaling
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from fairlead.errors import UserError
+from fairlead.simulate.catalog import GENERATORS
 from fairlead.simulate.policies import POLICIES
-from fairlead.simulate.workloads.catalog import GENERATORS
 from fairlead_operator.api.scaling import DEFAULT_STABILIZATION_WINDOW_SECONDS
 
 

@@ -127,7 +127,7 @@ class Pod:
         return number
 
     def withdraw(self, number: int, now: float) -> None:
-        """Take a request back that has not started. The next event says so. A request that has started stays."""
+        """Withdraw a request that has not started. The next event reports it. A started request stays."""
         self._flow(now)
         if number in self._waiting:
             _, engine_request = self._waiting[number]

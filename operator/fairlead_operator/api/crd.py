@@ -6,7 +6,7 @@ from fairlead_operator.api.adapters import MODELS_NAME, no_adapter_named
 from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
 from fairlead_operator.api.schema import Schema, structural_schema
 from fairlead_operator.api.spec import ServiceSpec
-from fairlead_operator.api.status import ServiceStatus
+from fairlead_operator.api.status.service_status import ServiceStatus
 
 _NAME_RULES = [rule(f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME}')", NAME_HELP)]
 _ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {no_adapter_named('self.spec.model', 'self.metadata.name')}", MODELS_NAME)]

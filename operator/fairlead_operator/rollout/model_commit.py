@@ -32,7 +32,7 @@ def find_unresolved(service: InferenceService, observed: Observed) -> HubModel |
 
 
 def find_commit(service: InferenceService, observed: Observed) -> str:
-    """Return the commit for the next template; empty: each worker resolves the revision, as it was before or as the hub did not answer."""
+    """Return the commit for the next template; empty: each worker resolves the revision itself."""
     stored = find_stored_model(service, observed)
     if stored:
         commit = stored.rpartition("@")[2]

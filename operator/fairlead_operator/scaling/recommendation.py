@@ -53,7 +53,7 @@ class Arrivals:
         for one in reversed(self._recent):
             if self._at - begin >= longest:
                 return
-            # A sample tells the WINDOW before it, as far as no newer one does. Routers are asked less often only while nothing arrives.
+            # A sample covers the WINDOW before it, without the part that a newer one covers. Gaps occur only while nothing arrives.
             if one.at - WINDOW < begin:
                 tokens += one.tokens_per_second * (min(begin, one.at) - (one.at - WINDOW))
                 begin = one.at - WINDOW

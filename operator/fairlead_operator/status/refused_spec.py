@@ -7,13 +7,12 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.api.revisions import ImageUpdateStatus
-from fairlead_operator.api.status import Condition
+from fairlead_operator.api.status.revisions import ImageUpdateStatus
+from fairlead_operator.api.status.service_status import Condition
 from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.images import UPDATING, has_surge
 from fairlead_operator.rollout.strategy import revision_of
-from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import groups as group_view
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
@@ -22,6 +21,7 @@ from fairlead_operator.status import revisions as revision_status
 from fairlead_operator.status import traffic
 from fairlead_operator.status.capacity import GRACE, SLACK, Shortfall
 from fairlead_operator.status.conditions import Conditions, find
+from fairlead_operator.status.endpoint import gateway as gateway_status
 from fairlead_operator.status.serving import set_available
 
 

@@ -12,14 +12,15 @@ from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
-from fairlead_operator.status import capacity, external_url, fallback, other_services, prefetch, router_tls, serving, traffic
-from fairlead_operator.status import gateway as gateway_status
+from fairlead_operator.status import capacity, fallback, prefetch, serving, traffic
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
-from fairlead_operator.status import routers as router_status
 from fairlead_operator.status.capacity import Shortfall
 from fairlead_operator.status.conditions import Conditions, find
+from fairlead_operator.status.endpoint import external_url, other_services, router_tls
+from fairlead_operator.status.endpoint import gateway as gateway_status
+from fairlead_operator.status.endpoint import routers as router_status
 from fairlead_operator.status.obstacles import Obstacles
 from fairlead_operator.status.progress import DEADLINE, Progress, StepMemory, describe_stall
 
@@ -71,7 +72,7 @@ def build_service_status(
         seconds,
         serves=state.serves,
         is_rolled_out=is_rolled_out,
-        # The revision tells it also after a gap in which no pod of the earlier one was seen.
+        # The revision changes even if no pod of the earlier one was ever seen.
         is_replaced=workers.total > workers.updated or routers.total > routers.updated or before.revision not in ("", revision),
     )
     router = names.deployment(service, names.ROUTER)

@@ -92,22 +92,22 @@ class BatchApp:
     # Files
 
     async def _upload(self, request: web.Request) -> web.StreamResponse:
-        return _shown((await self._uploads.receive(_tenant(request), request)).shown())
+        return _object_response((await self._uploads.receive(_tenant(request), request)).to_object())
 
     async def _list_files(self, request: web.Request) -> web.StreamResponse:
         files = self._store.files_of(_tenant(request))
         if purpose := request.query.get("purpose"):
             files = [file for file in files if file.purpose == purpose]
         page, has_more = choose_page(files, request.query, MAX_FILES, MAX_FILES)
-        return _shown_list([file.shown() for file in page], has_more)
+        return _list_response([file.to_object() for file in page], has_more)
 
     async def _show_file(self, request: web.Request) -> web.StreamResponse:
-        return _shown(self._store.file(_tenant(request), request.match_info["id"]).shown())
+        return _object_response(self._store.file(_tenant(request), request.match_info["id"]).to_object())
 
     async def _delete_file(self, request: web.Request) -> web.StreamResponse:
         file = self._store.file(_tenant(request), request.match_info["id"])
         await self._store.delete_file(file)
-        return _shown({"id": file.id, "object": "file", "deleted": True})
+        return _object_response({"id": file.id, "object": "file", "deleted": True})
 
     async def _send_content(self, request: web.Request) -> web.StreamResponse:
         file = self._store.file(_tenant(request), request.match_info["id"])
@@ -159,14 +159,14 @@ class BatchApp:
         )
         await self._store.add_batch(batch)
         self._runner.start(batch.id)
-        return self._shown_batch(batch)
+        return self._batch_response(batch)
 
     async def _list_batches(self, request: web.Request) -> web.StreamResponse:
         page, has_more = choose_page(self._store.batches_of(_tenant(request)), request.query, 20, MAX_BATCHES)
-        return _shown_list([batch.shown(*self._runner.counts(batch)) for batch in page], has_more)
+        return _list_response([batch.to_object(*self._runner.counts(batch)) for batch in page], has_more)
 
     async def _show_batch(self, request: web.Request) -> web.StreamResponse:
-        return self._shown_batch(self._store.batch(_tenant(request), request.match_info["id"]))
+        return self._batch_response(self._store.batch(_tenant(request), request.match_info["id"]))
 
     async def _cancel_batch(self, request: web.Request) -> web.StreamResponse:
         batch = self._store.batch(_tenant(request), request.match_info["id"])
@@ -175,10 +175,10 @@ class BatchApp:
         if changed is None and (batch := self._store.batches[batch.id]).status != "cancelling":
             raise ApiError(400, f"Batch {batch.id} is {batch.status}: only unfinished batches can be cancelled.", code="invalid_status")
         self._runner.cancel(batch.id)
-        return self._shown_batch(changed or batch)
+        return self._batch_response(changed or batch)
 
-    def _shown_batch(self, batch: BatchRecord) -> web.Response:
-        return _shown(batch.shown(*self._runner.counts(batch)))
+    def _batch_response(self, batch: BatchRecord) -> web.Response:
+        return _object_response(batch.to_object(*self._runner.counts(batch)))
 
     async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         self._metrics.unfinished.set(len(self._store.unfinished()))
@@ -209,10 +209,10 @@ def _json_response(status: int, body: bytes, headers: list[tuple[str, str]] | No
     return web.Response(status=status, body=body, headers=dict([("content-type", "application/json"), *(headers or [])]))
 
 
-def _shown(value: dict[str, Any]) -> web.Response:
+def _object_response(value: dict[str, Any]) -> web.Response:
     return _json_response(200, msgspec.json.encode(value))
 
 
-def _shown_list(data: list[dict[str, Any]], has_more: bool) -> web.Response:
+def _list_response(data: list[dict[str, Any]], has_more: bool) -> web.Response:
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return _shown({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
+    return _object_response({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})

@@ -21,10 +21,10 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at: int
     expires_at: int
 
-    def shown(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
-        shown = {name: value for name, value in msgspec.to_builtins(self).items() if name != "tenant"}
-        return {"object": "file", **shown, "status": "processed", "status_details": None}
+        fields = {name: value for name, value in msgspec.to_builtins(self).items() if name != "tenant"}
+        return {"object": "file", **fields, "status": "processed", "status_details": None}
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class BatchRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return when the batch ended; 0 while it has not."""
         return (self.completed_at or self.failed_at or self.expired_at or self.cancelled_at or 0) if self.is_ended else 0
 
-    def shown(self, completed: int, failed: int) -> dict[str, Any]:
+    def to_object(self, completed: int, failed: int) -> dict[str, Any]:
         """Return OpenAI's batch object, with the present counts."""
         times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         errors = {"object": "list", "data": msgspec.to_builtins(self.problems)} if self.problems else None

@@ -209,7 +209,7 @@ class Prompts:
         return of(known), {one.tag: of(one) for one in self._formats.with_same_tokens(known)}
 
     def _body(self, path: str, raw: bytes) -> _Body:
-        """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""
+        """Return the fields. A body of Responses or Messages is converted to the equivalent chat, and has no messages if that fails."""
         if not needs_conversion(path):
             return self._decoder.decode(raw)
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.agent.stand_in_engine import METRICS, write_model
 
-from fairlead_agent.engine.metrics import read_stats, with_own_names
+from fairlead_agent.engine.metrics import add_own_names, read_stats
 from fairlead_agent.engine.pace import PrefillPace
 from fairlead_agent.engine.tokenizer import NoFormat, find_folder, read_format
 
@@ -34,7 +34,7 @@ def test_stats_of_vllm_sum_its_engine_cores() -> None:
 def test_stats_of_sglang_and_its_families_under_our_names() -> None:
     stats = read_stats(SGLANG, "sglang")
     assert (stats.running, stats.waiting, stats.cached_tokens) == (2, 1, 64)
-    text = with_own_names(SGLANG, "sglang")
+    text = add_own_names(SGLANG, "sglang")
     assert text.startswith(SGLANG)
     assert b'fairlead_num_requests_waiting{model_name="m",tp_rank="0"} 1.0' in text
     assert b"# TYPE fairlead_prefix_cache_hits_total counter" in text

@@ -86,7 +86,7 @@ def test_nothing_is_claimed_that_the_engine_may_not_hold(seed: int, lost: set[in
         traffic.step()
         events = decode(pool.take_events())
         if step in lost:
-            blocks.doubt()
+            blocks.mark_uncertain()
             assert not index.held
         else:
             blocks.apply(events)
@@ -100,7 +100,7 @@ def test_a_prefix_is_claimed_again_when_a_request_continues_it() -> None:
     first = list(range(3 * BLOCK))
     pool.finish(pool.start(first))
     blocks.apply(decode(pool.take_events()))
-    blocks.doubt()
+    blocks.mark_uncertain()
     pool.finish(pool.start(first + [7] * BLOCK))
     blocks.apply(decode(pool.take_events()))
     assert index.held == set(block_hashes(root_of("", ""), first + [7] * BLOCK, BLOCK))

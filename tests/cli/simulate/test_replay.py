@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from fairlead.simulate.catalog import load
 from fairlead.simulate.failures import draw_failures, parse_failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.ours import Fairlead
@@ -16,7 +17,6 @@ from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import Objective, ServiceClass, assign_classes
-from fairlead.simulate.workloads.catalog import load
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_router.serving.cached_first import CachedFirst
 from fairlead_router.serving.waiting_attempts import WaitingAttempts

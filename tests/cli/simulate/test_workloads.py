@@ -9,8 +9,8 @@ from statistics import mean, pstdev
 import pytest
 
 from fairlead.errors import UserError
+from fairlead.simulate.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.pods import PodModel
-from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, necessary_tokens
 
 PODS, MODEL = 16, PodModel()

@@ -10,11 +10,12 @@ import pytest
 from tests.operator.simulated.fleet import Fleet
 
 import fairlead_operator
-from fairlead_operator.api.status import Condition
+from fairlead_operator.api.status.service_status import Condition
 from fairlead_operator.causes import containers, creation, events, weights
 from fairlead_operator.rollout.image_faults import OF_IMAGES, find_image_fault, find_obstacle
 from fairlead_operator.settings import WaveLimits
-from fairlead_operator.status import gateway, unsupported
+from fairlead_operator.status import unsupported
+from fairlead_operator.status.endpoint import gateway
 
 SOURCE = Path(fairlead_operator.__file__).parent
 OTHERS = {
@@ -46,7 +47,7 @@ COMPUTED = {  # (module, expression) of a reason that is no literal → its valu
     ("reconcile.reconciler", "*problem"): {unsupported.REASON, unsupported.MISSING},
     ("rollout.canary", "cause.reason"): set(),  # of the canary's pod
     ("status.capacity", "reason"): {"CapacityReduced", "ProgressDeadlineExceeded"},
-    ("status.gateway", "verdict[1]"): {reason for reason, _ in gateway._MISSING.values()} | {"GatewayNotFound"},  # else a gateway's own
+    ("status.endpoint.gateway", "verdict[1]"): {reason for reason, _ in gateway._MISSING.values()} | {"GatewayNotFound"},  # else a gateway's own
 }
 
 

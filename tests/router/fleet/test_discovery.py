@@ -106,9 +106,9 @@ def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch:
     monkeypatch.setenv("FAIRLEAD_REDIS_URL", "redis://user:hunter2@host:6379/0")
     config = read_config(["--workers", "static://a:1", "--port", "2", "--port", "3"])
     assert config.port == 3 and config.policy == "Session"
-    assert "hunter2" not in str(config.shown()) and "hunter2" not in repr(config)
+    assert "hunter2" not in str(config.describe()) and "hunter2" not in repr(config)
     odd = RouterConfig(workers="static://a:1", redis_url="rediss://user:hunt@er2@host:6379/0?password=hunter3")
-    assert "er2" not in str(odd.shown()) and "hunter" not in str(odd.shown())
+    assert "er2" not in str(odd.describe()) and "hunter" not in str(odd.describe())
     with pytest.raises(ValidationError):
         read_config(["--workers", "ftp://a"])
 

@@ -26,7 +26,7 @@ from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
-from fairlead_worker.kernels import flashinfer
+from fairlead_worker.kernels import workspace
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.lora.slots import AdapterSlots
@@ -184,7 +184,7 @@ def device_engine(
 ) -> Iterator[tuple[Engine, DeviceMode]]:
     """Yield an engine on a new modelled device. `is_old`: as in `Machine`. `scales`: of KV in float8."""
     with (
-        patch.object(flashinfer, "LEAST_WORKSPACE", 1024),
+        patch.object(workspace, "LEAST_WORKSPACE", 1024),
         patch.object(host, "STAGING_BYTES", 2 * KVSpec(LAYERS, PAGE, torch.float16, CUDA).page_bytes),
         modelled_device(is_old) as mode,
     ):

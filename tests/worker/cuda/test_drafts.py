@@ -20,7 +20,7 @@ from tests.worker.sampling.test_verify import run as serve
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.ipc.messages import Sampling
-from fairlead_worker.kernels import flashinfer
+from fairlead_worker.kernels import workspace
 
 CHOSEN = (0, 1, 4)
 """Prompts: greedy, drawn with top_p, and with penalties, which count the drafted tokens on the host."""
@@ -55,7 +55,7 @@ def generate(device: torch.device, library: Any, place: Callable[[torch.Tensor],
 
 def faults() -> tuple[Any, list[str], set[str]]:
     """Generate on the modelled device. Return the tokens, the faults, and the kinds of waits."""
-    with patch.object(flashinfer, "LEAST_WORKSPACE", 1024), modelled_device(False) as mode:
+    with patch.object(workspace, "LEAST_WORKSPACE", 1024), modelled_device(False) as mode:
         tokens = generate(CUDA, make_library(mode), mode.adopt, mode.machine)
         return tokens, mode.machine.faults, set(mode.machine.waits)
 

@@ -11,11 +11,12 @@ from bench.gpu import interpreter
 from bench.gpu.batches import packed, steps, worst_error
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
-from fairlead_worker.kernels.flashinfer import FlashInferBackend, graph_workspace_bytes, workspace_bytes
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.hopper import has_enough_tiles
 from fairlead_worker.kernels.paging import plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_bytes
 
 CPU = torch.device("cpu")
 PAGES = 3000

@@ -25,13 +25,10 @@ from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
+from fairlead_worker.kernels.workspace import graph_workspace_bytes, processors, workspace_bytes
 
 TENSOR_CORE_GROUP = 4
 """Query heads per KV head from which decoding uses the tensor cores (mini-sglang's choice)."""
-LEAST_WORKSPACE = 128 << 20
-"""FlashInfer's own recommendation."""
-TILE = 128
-"""Most queries of a thread block, times the query heads per KV head."""
 LARGEST_TILE_FROM = 64
 """FlashInfer takes its largest tile (128; 64 for heads of 256) if rows have more such queries on average (`FA2DetermineCtaTileQ`)."""
 
@@ -426,36 +423,6 @@ class FlashInferStep:
             tokens = slice(None) if tiles is not None else part.tokens
             backend.run(part.wrappers[kind], layer, queries[tokens], output[tokens])
         return (output if tiles is None else output[tiles.places]).to(query.dtype)
-
-
-def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
-    """Return the bytes for partial results of rows whose keys are split over thread blocks.
-
-    Two blocks per multiprocessor, a float32 output for each query of a tile (`PrefillPlan` in FlashInfer's scheduler.cuh; before 0.7
-    without the division by the query heads per KV head).
-    """
-    most = max(2 * multiprocessors * TILE * (kind.value_dim + 1) * 4 * (kind.heads // kind.kv_heads) for kind in kinds)
-    return max(LEAST_WORKSPACE, most)
-
-
-def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: int) -> int:
-    """Return the same for a graph of `rows` decodes of `kinds` on tensor cores.
-
-    FlashInfer then counts every row's keys as split, whether they are or not (`PrefillPlan` with enable_cuda_graph, 0.7.2).
-    """
-
-    def needed(kind: LayerSpec) -> int:
-        group = kind.heads // kind.kv_heads
-        tile = next(tile for tile in (16, 64, TILE) if group <= tile or tile == TILE)
-        blocks = max(2 * multiprocessors // kind.kv_heads, -(-rows * group // tile) + rows - 1)
-        return kind.heads * -(-blocks * tile // group) * (kind.value_dim + 1) * 4 + 32  # 32 bytes align two arrays
-
-    return max(map(needed, kinds), default=0)
-
-
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU; 1 for other devices."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def count_decodes(counts: Sequence[int]) -> int:

