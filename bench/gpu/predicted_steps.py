@@ -96,6 +96,7 @@ SHAPES = {
     "Llama 3.2 1B": Shape("llama", _llama(2048, 8192, 16, 32, tied=True)),
     "Llama 3.1 8B": Shape("llama", _llama(4096, 14_336, 32, 32)),
     "Llama 3.1 8B, fp8": Shape("llama", _llama(4096, 14_336, 32, 32), quantization="fp8"),
+    "Llama 3.1 8B, AWQ": Shape("llama", _llama(4096, 14_336, 32, 32), quantization="int4 in groups"),
     "Llama 3.1 70B, TP 4": Shape("llama", _llama(8192, 28_672, 80, 64), ranks=4),
     "Qwen3 30B-A3B": Shape("qwen3_moe", _QWEN3_30B),
 }

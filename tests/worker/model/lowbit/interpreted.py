@@ -7,6 +7,7 @@ one is too large.
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
+from fairlead_worker.model.lowbit import int4
+from fairlead_worker.model.lowbit.kernels.int4 import widen
 from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
 from fairlead_worker.model.lowbit.rows import GROUP, Rounded, dequantized
 
@@ -73,9 +76,19 @@ def rows() -> Iterator[tuple[str, float]]:
         yield f"round, wider than a program{', blocks' if blocks else ''}", off(triton.round(wide), plain.round(wide))
 
 
+def widened() -> Iterator[tuple[str, float]]:
+    drawn = torch.Generator().manual_seed(4)
+    for outputs, inputs, group in ((40, 256, 128), (64, 320, 64), (8, 96, 32), (32, 512, 256)):
+        codes = torch.randint(0, 16, (outputs, inputs), generator=drawn).to(torch.uint8)
+        scale = torch.rand(outputs, inputs // group, generator=drawn) + 0.1
+        zero = torch.randint(0, 17, scale.shape, generator=drawn)
+        weight, pairs = int4.pack(codes), int4.scales_and_zeros(scale, zero)
+        yield f"widen, {outputs} by {inputs}, wrong numbers", float((widen(weight, pairs) != int4.widen(weight, pairs)).sum())
+
+
 def main() -> int:
     worst = 0.0
-    for name, difference in rows():
+    for name, difference in chain(rows(), widened()):
         print(f"{name}: {difference:.2e}")
         worst = max(worst, difference)
     return int(not worst <= STEP)
