@@ -41,8 +41,21 @@ def test_low_bit_weights_are_read_in_their_bits() -> None:
     plain, fp8, int4 = (read()[f"llama {dtype}"]["decode"]["layer"] for dtype in ("bf16", "fp8", "int4"))
     assert any("float8" in name for name in fp8.kernels) and not any(name.startswith(("mm", "addmm")) for name in fp8.kernels)
     assert any("int4" in name for name in int4.kernels) and not any(name.startswith(("mm", "addmm")) for name in int4.kernels)
+    assert int4 == read()["llama int4 in groups"]["decode"]["layer"], "torchao's weights become the layers of AWQ and GPTQ"
     blocks = read()["llama fp8 in blocks"]["decode"]["layer"]
     for each in (fp8, blocks):
         assert sum(each.kernels.values()) == 11, "as in 16 bits, and the inputs of o_proj are rounded"
     assert blocks.bytes < plain.bytes and any("float8" in name for name in blocks.kernels)
-    assert fp8.bytes < plain.bytes  # int4 pads inputs to 1,024, which is more than these layers have
+    assert fp8.bytes < plain.bytes
+
+
+def test_weights_in_4_bits_are_stacked_and_read_in_17_of_128_bits() -> None:
+    """8 numbers of 4 bits, and a scale and a zero of 16 bits for 128: 4.25 bits of 16. A prompt writes each weight in 16 bits and reads it."""
+    weights = 256 * (512 + 256 + 1024 + 512)
+    for ranks, group in ((1, ""), (2, ", 2 ranks")):
+        decode, prefill = (read()[f"llama bf16{group}"][step]["layer"] for step in ("decode", "prefill"))
+        few, many = (read()[f"llama int4 in groups{group}"][step]["layer"] for step in ("decode", "prefill"))
+        assert sum(few.kernels.values()) == sum(decode.kernels.values()) and few.launches == decode.launches
+        assert decode.bytes - few.bytes == weights / ranks * (2 - 17 / 32)
+        assert sum(many.kernels.values()) == sum(prefill.kernels.values()) + 4, "one for each stack and each other layer"
+        assert many.bytes - prefill.bytes == weights / ranks * (17 / 32 + 2)
