@@ -79,7 +79,9 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
         for name in ("lowbit.rows", "loader"):
             patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
-        patches.enter_context(patch("fairlead_worker.model.lowbit.int4.widener", lambda device: partial(_widen, gpu)))
+        patches.enter_context(
+            patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))
+        )
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())
@@ -189,6 +191,16 @@ def _widen(gpu: FakeGpu, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Ten
         raise MixedDevices("triton.widen: a tensor is on the host")
     made = torch.empty(int4.shape_of(weight), dtype=torch.bfloat16, device=weight.device)
     gpu.kernel("triton.widen", size_of(weight) + size_of(pairs) + size_of(made))
+    return made
+
+
+def _multiply(gpu: FakeGpu, values: torch.Tensor, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """As Triton's kernel: one kernel that reads 4 bits."""
+    outputs, inputs = int4.shape_of(weight)
+    if any(part.device.type != "cuda" for part in (values, weight, pairs)) or values.shape[1] != inputs or weight.shape[3] != 4:
+        raise MixedDevices(f"triton.multiply: {tuple(values.shape)} by {tuple(weight.shape)}")
+    made = values.new_empty(len(values), outputs)
+    gpu.kernel("triton.multiply int4", sum(map(size_of, (values, weight, pairs, made))), 2 * values.numel() * outputs, "bfloat16")
     return made
 
 

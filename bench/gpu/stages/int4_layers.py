@@ -1,4 +1,4 @@
-"""Stage: linear layers of AWQ and GPTQ in 4 bits: torch's layout, both ways to multiply, and their times beside the roofline."""
+"""Stage: linear layers of AWQ and GPTQ in 4 bits: torch's layout, the ways to multiply, and their times beside the roofline."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,24 +8,24 @@ from torch.nn import functional
 
 from bench.gpu.device import Device
 from bench.gpu.roofline import Rates, beside_roofline, rates_of
-from fairlead_worker.model.lowbit.int4 import ROWS, Int4Linear, int4_linear, int4_problem, pack, tiles_of
+from fairlead_worker.model.lowbit.int4 import FEW, MANY, Int4Linear, int4_linear, int4_problem, pack, tiles_of
 
 LAYERS = {"qkv": (6144, 4096), "gate_up": (28_672, 4096), "down": (4096, 14_336)}
 """Outputs and inputs of Llama 3.1 8B's layers."""
 TINY = {"gate_up": (64, 256)}
-COUNTS = (1, 16, 32, 48, 64, 256, 2048)
+COUNTS = (1, 8, 16, 32, 64, 128, 256, 2048)
 GROUP = 128
 ALLOWED = 0.012
 """Of a row's norm: scales, zeros, numbers and outputs are rounded to bfloat16 (2**-8 at most, zeros of 7 steps at most)."""
 
 
 def measure(device: Device) -> Iterator[dict[str, Any]]:
-    """Rows: the kernel and its layout; products beside the checkpoint's own numbers in float64; times of both ways by rows."""
+    """Rows: the kernel and its layout; products beside the checkpoint's own numbers in float64; times of all ways by rows."""
     problem = int4_problem(device.device)
     yield {"what": "torch's int4 kernel", "ok": not problem} if device.cuda else {"what": "torch's int4 kernel", "left_out": problem}
     if device.cuda:
         yield layout(device)
-    counts = COUNTS if device.cuda and not problem else (ROWS + 8,)
+    counts = COUNTS if device.cuda and not problem else (MANY + 8,)
     for group, ordered in ((GROUP, False), (32, False), (GROUP, True)):
         yield products(device, group, ordered, counts)
     rates = rates_of(device)
@@ -72,25 +72,26 @@ def products(device: Device, group: int, ordered: bool, counts: tuple[int, ...])
 
 @torch.inference_mode()
 def times(device: Device, name: str, sizes: tuple[int, int], counts: tuple[int, ...], rates: Rates) -> Iterator[dict[str, Any]]:
-    """Rows: for each number of rows both ways, bfloat16, and the way in use beside the roofline; then where the ways cross."""
+    """Rows: for each number of rows all ways, bfloat16, and the way in use beside the roofline; then which is the fastest."""
     outputs, inputs = sizes
     layer = int4_linear(*drawn(device, outputs, inputs, GROUP), None)
     wide = layer.numbers().to(torch.bfloat16)
-    crossing = None
+    fastest: dict[int, str] = {}
     for count in counts:
         rows = torch.randn(count, inputs, dtype=torch.float32, device=device.device).to(torch.bfloat16)
         found = {
             "widened_ms": 1e3 * device.seconds(lambda: widened(layer, rows), 10),  # noqa: B023  # run at once
             "bfloat16_ms": 1e3 * device.seconds(lambda: functional.linear(rows, wide), 10),  # noqa: B023
         }
-        if device.cuda and count <= 8 * ROWS:
-            found["kernel_ms"] = 1e3 * device.seconds(lambda: layer.multiply(rows), 10)  # noqa: B023
-            if crossing is None and found["kernel_ms"] > found["widened_ms"]:
-                crossing = count
+        if device.cuda and count <= 2 * MANY:
+            found["torch_ms"] = 1e3 * device.seconds(lambda: layer.multiply(rows), 10)  # noqa: B023
+            if (fused := layer.kernels.multiply) is not None:
+                found["triton_ms"] = 1e3 * device.seconds(lambda: fused(rows, layer.weight, layer.pairs), 10)  # noqa: B023
+        fastest |= {count: min((name for name in found if name != "bfloat16_ms"), key=lambda name: found[name]).removesuffix("_ms")}  # noqa: B023
         used = device.seconds(lambda: layer(rows), 10)  # noqa: B023
         work = (layer.weight.nbytes + layer.pairs.nbytes + 2 * count * (inputs + outputs), 2 * count * inputs * outputs)
         yield beside_roofline({"what": f"{name}, {count} rows", "used_ms": 1e3 * used} | found, rates, work, used)
-    yield {"what": f"{name}, rows from which widening is faster", "measured": crossing, "in_use": ROWS + 1}
+    yield {"what": f"{name}, the fastest way by rows", "fastest": fastest, "in_use": f"torch to {FEW}, triton to {MANY}, then widened"}
 
 
 def widened(layer: Int4Linear, rows: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,11 @@ A change that needs more has to write the budgets again, and so show it: `python
 """
 
 import pytest
-from bench.gpu.fake.gpu import FakeGpu
+import torch
+from bench.gpu.fake.gpu import CUDA, FakeGpu
 from tests.worker.fake_gpu.budgets import CASES, exceeded, measure, read
+
+from fairlead_worker.model.lowbit.int4 import MANY, int4_linear
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,12 +53,20 @@ def test_low_bit_weights_are_read_in_their_bits() -> None:
 
 
 def test_weights_in_4_bits_are_stacked_and_read_in_17_of_128_bits() -> None:
-    """8 numbers of 4 bits, and a scale and a zero of 16 bits for 128: 4.25 bits of 16. A prompt writes each weight in 16 bits and reads it."""
+    """8 numbers of 4 bits, and a scale and a zero of 16 bits for 128: 4.25 bits of 16, in decodes of 4 rows and in a chunk of 64."""
     weights = 256 * (512 + 256 + 1024 + 512)
     for ranks, group in ((1, ""), (2, ", 2 ranks")):
-        decode, prefill = (read()[f"llama bf16{group}"][step]["layer"] for step in ("decode", "prefill"))
-        few, many = (read()[f"llama int4 in groups{group}"][step]["layer"] for step in ("decode", "prefill"))
-        assert sum(few.kernels.values()) == sum(decode.kernels.values()) and few.launches == decode.launches
-        assert decode.bytes - few.bytes == weights / ranks * (2 - 17 / 32)
-        assert sum(many.kernels.values()) == sum(prefill.kernels.values()) + 4, "one for each stack and each other layer"
-        assert many.bytes - prefill.bytes == weights / ranks * (17 / 32 + 2)
+        for step in ("decode", "prefill"):
+            plain, int4 = (read()[f"llama {kind}{group}"][step]["layer"] for kind in ("bf16", "int4 in groups"))
+            assert sum(int4.kernels.values()) == sum(plain.kernels.values()) and int4.launches == plain.launches
+            assert plain.bytes - int4.bytes == weights / ranks * (2 - 17 / 32)
+
+
+def test_a_long_chunk_widens_each_weight_once(gpu: FakeGpu) -> None:
+    layer = int4_linear(torch.empty(64, 256, dtype=torch.uint8, device=CUDA), *torch.empty(2, 64, 2, device=CUDA), None)
+    for count, names in ((MANY, {"triton.multiply int4": 1}), (MANY + 1, {"triton.widen": 1, "mm bfloat16": 1})):
+        gpu.record.clear()
+        layer(torch.empty(count, 256, dtype=torch.bfloat16, device=CUDA))
+        assert gpu.record.by_name() == names and not gpu.record.waits
+    widened, product = gpu.record.kernels
+    assert widened.bytes == 64 * 256 * (17 / 32 + 2) and product.bytes == 2 * (64 * 256 + (MANY + 1) * (256 + 64))

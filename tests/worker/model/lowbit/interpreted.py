@@ -16,7 +16,7 @@ from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
 from fairlead_worker.model.lowbit import int4
-from fairlead_worker.model.lowbit.kernels.int4 import widen
+from fairlead_worker.model.lowbit.kernels.int4 import multiply, widen
 from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
 from fairlead_worker.model.lowbit.rows import GROUP, Rounded, dequantized
 
@@ -36,7 +36,14 @@ def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
     return made.view(bits[target.primitive_bitwidth][1]).numpy().reshape(numbers.shape)
 
 
+def create_dot(builder: Any, left: Any, right: Any, total: Any, *_: Any) -> Any:
+    """Multiply bfloat16: the interpreter (3.9) multiplies its bits."""
+    exact = [torch.from_numpy(part.data.copy()).view(torch.bfloat16).float().numpy() for part in (left, right)]
+    return interpreter.TensorHandle(exact[0] @ exact[1] + total.data, total.dtype.scalar)
+
+
 interpreter._convert_float = convert
+interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def off(got: Rounded, want: Rounded) -> float:
@@ -83,7 +90,12 @@ def widened() -> Iterator[tuple[str, float]]:
         scale = torch.rand(outputs, inputs // group, generator=drawn) + 0.1
         zero = torch.randint(0, 17, scale.shape, generator=drawn)
         weight, pairs = int4.pack(codes), int4.scales_and_zeros(scale, zero)
-        yield f"widen, {outputs} by {inputs}, wrong numbers", float((widen(weight, pairs) != int4.widen(weight, pairs)).sum())
+        wide = int4.widen(weight, pairs)
+        yield f"widen, {outputs} by {inputs}, wrong numbers", float((widen(weight, pairs) != wide).sum())
+        for count in (1, 20, 65) if inputs % 128 == 0 else ():
+            values = torch.randn(count, inputs, generator=drawn).to(torch.bfloat16)
+            got, want = multiply(values, weight, pairs).float(), values.float() @ wide.float().T
+            yield f"multiply, {count} rows, {outputs} by {inputs}", float(((got - want).abs() / want.abs().clamp(min=0.1)).max())
 
 
 def main() -> int:

@@ -10,8 +10,11 @@ from torch import nn
 from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.lowbit import int4
 from fairlead_worker.model.lowbit.int4 import (
+    FEW,
+    MANY,
     ROWS,
     Int4Linear,
+    Kernels,
     int4_linear,
     int4_problem,
     keep_int4,
@@ -30,7 +33,7 @@ CPU = torch.device("cpu")
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiply by torch's kernel for CPUs, and widen by torch."""
     monkeypatch.setattr(Int4Linear, "multiply", multiply)
-    monkeypatch.setattr(int4, "widener", lambda device: int4.widen)
+    monkeypatch.setattr(int4, "kernels", lambda device: Kernels(int4.widen))
 
 
 def drawn(*shape: int, most: int = 16, seed: int = 2) -> torch.Tensor:
@@ -160,12 +163,12 @@ def test_sizes_that_the_kernel_cannot_take(sizes: tuple[int, int, int], reason: 
 
 
 def swapped_codes(layer: Int4Linear, rows: torch.Tensor) -> torch.Tensor:
-    other = Int4Linear(layer.weight.flip(3), layer.pairs, None, layer._widen)
+    other = Int4Linear(layer.weight.flip(3), layer.pairs, None, layer.kernels)
     return multiply(other, rows)
 
 
 def zeros_left_out(layer: Int4Linear, rows: torch.Tensor) -> torch.Tensor:
-    other = Int4Linear(layer.weight, layer.pairs * torch.tensor([1.0, 0.0], dtype=torch.bfloat16), None, layer._widen)
+    other = Int4Linear(layer.weight, layer.pairs * torch.tensor([1.0, 0.0], dtype=torch.bfloat16), None, layer.kernels)
     return multiply(other, rows)
 
 
@@ -179,8 +182,45 @@ def test_a_kernel_that_multiplies_wrong_is_found(
 
 
 def test_a_widened_weight_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4, "widener", lambda device: lambda weight, pairs: int4.widen(weight, pairs).flip(1))
-    assert f"its products of {ROWS + 1} rows are" in trial_problem(CPU)
+    monkeypatch.setattr(int4, "kernels", lambda device: Kernels(lambda weight, pairs: int4.widen(weight, pairs).flip(1)))
+    assert f"its products of {MANY + 1} rows are" in trial_problem(CPU)
+
+
+def test_a_triton_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        int4, "kernels", lambda device: Kernels(int4.widen, lambda rows, weight, pairs: multiplied(rows, weight, pairs.flip(0)))
+    )
+    assert f"its products of {ROWS} rows are" in trial_problem(CPU)
+
+
+def multiplied(rows: torch.Tensor, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    return rows @ int4.widen(weight, pairs).T
+
+
+@pytest.mark.parametrize(("inputs", "many"), [(128, MANY), (96, ROWS)], ids=["Triton", "no kernel of Triton for these inputs"])
+def test_each_number_of_rows_has_its_way(inputs: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def fused(rows: torch.Tensor, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        taken.append("triton")
+        return multiplied(rows, weight, pairs)
+
+    def few(layer: Int4Linear, rows: torch.Tensor) -> torch.Tensor:
+        taken.append("torch")
+        return multiply(layer, rows)
+
+    def wide(weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        taken.append("widened")
+        return int4.widen(weight, pairs)
+
+    monkeypatch.setattr(int4, "kernels", lambda device: Kernels(wide, fused))
+    monkeypatch.setattr(Int4Linear, "multiply", few)
+    layer = layer_of(16, inputs, 32, bias=True)
+    for count in (FEW, FEW + 1, many, many + 1):
+        rows = rows_of(count, inputs)
+        want = rows.float() @ layer.numbers().T + layer.bias.float()
+        assert (layer(rows).float() - want).norm() <= 5e-3 * want.norm()
+    assert taken == ["torch", *(["triton"] * 2 if many == MANY else ["torch"] * 2), "widened"]
 
 
 def test_old_devices_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

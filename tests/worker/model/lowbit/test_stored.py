@@ -17,7 +17,7 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import int4, stored
-from fairlead_worker.model.lowbit.int4 import Int4Linear
+from fairlead_worker.model.lowbit.int4 import Int4Linear, Kernels
 from fairlead_worker.model.lowbit.stored import StoredLinear
 from fairlead_worker.model.probe import trial_logits
 
@@ -36,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this device has the kernel."""
     pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
     monkeypatch.setattr(stored, "int4_problem", lambda device: "")
-    monkeypatch.setattr(int4, "widener", lambda device: int4.widen)
+    monkeypatch.setattr(int4, "kernels", lambda device: Kernels(int4.widen))
     monkeypatch.setattr(Int4Linear, "multiply", multiply)
 
 

@@ -1,13 +1,14 @@
-"""Weights of 4 bits on a GPU: torch's int4 kernel (`aten::_weight_int4pack_mm`, tinygemm) for few rows, cuBLAS for many.
+"""Weights of 4 bits on a GPU: torch's int4 kernel (`aten::_weight_int4pack_mm`, tinygemm) for few rows, Triton's for more, cuBLAS for many.
 
 The kernel multiplies by `bfloat16((code - 8) * scale + zero)`, where scale and zero are bfloat16 and cover a group of an output's inputs.
-Both ways use the same rounded numbers.
+All ways use the same rounded numbers and one copy of them, in torch's layout. Neither torch nor FlashInfer 0.7 has a kernel for 4-bit
+integers that stays fast beyond some rows.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -23,19 +24,30 @@ GROUPS = (256, 128, 64, 32)
 """Inputs that share a scale, in the kernel."""
 TILE = 16
 """Inputs, and rows, of one product of the tensor cores."""
-ROWS = 2 * TILE
-"""Most rows for the kernel.
+FEW, MANY = 8, 128
+"""Most rows for torch's kernel, and for Triton's.
 
-For each 16 rows it reads the whole weight (half a byte for a number), and for each 8 outputs the 16 rows again (16 * 2 / 8 = 4 bytes for a
-number of the weight), all but the first half byte from the L2 cache: 4.5 bytes. The other way writes the weight in bfloat16 and reads it
-again: 0.5 + 2 + 2 = 4.5 bytes of memory. So they take the same time where there are as many tiles of 16 rows as the L2 cache is faster
-than memory: 1.3 times on an H200, 1.8 on an H100, 3 on an A100. FLOPs decide nothing below 400 rows. `gpu-check` measures both ways.
+torch's computes 16 rows of 8 outputs in a block. So it reads the weight once for 16 rows (half a byte for a number), and each row once for
+8 outputs (2 / 8 bytes for a number of the weight), all but the first half byte from the L2 cache. 8 rows are 2.5 bytes of a cache that is
+1.2 to 3 times as fast as memory (H200, A100), 16 rows 4.5 bytes. bfloat16 takes 2 bytes of memory, so beyond 8 rows 4 bits would be slower.
+
+Triton's kernel reads the weight once for 64 rows. Widening it for cuBLAS takes 0.5 + 2 + 2 = 4.5 bytes of memory, then FLOPs alone count:
+2 * rows / 989e12 s for a number, as long as 4.5 bytes at 4.8e12 bytes/s from 460 rows on. Triton's reaches about half of cuBLAS' FLOP/s,
+so that the ways take the same time at 460 / 2 rows at most; widening for each 64 rows (about 8 instructions for a number) costs the rest.
 """
+ROWS = 32
+"""Most rows for torch's kernel where there is no kernel of Triton: 4.5 bytes of cache for each 16, or 4.5 bytes of memory."""
 OFF = 0.01
 """How far a product may be from one in float32, over its norm: outputs are rounded to bfloat16 (2**-8 at most)."""
 
-Widen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Returns a packed weight, with its scales and zeros, as [outputs, inputs] bfloat16."""
+
+class Kernels(NamedTuple):
+    """How a device computes with packed weights."""
+
+    widen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """Returns a packed weight, with its scales and zeros, as [outputs, inputs] bfloat16."""
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """Multiplies rows by a packed weight with 8 tiles side by side, and its scales and zeros. None: there is no such kernel."""
 
 
 def tiles_of(inputs: int) -> int:
@@ -89,18 +101,21 @@ def widen(weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def widener(device: torch.device) -> Widen:
-    """Return Triton's kernel; torch's operators, with the reason in the log, where Triton's does not run on `device` or differs."""
+def kernels(device: torch.device) -> Kernels:
+    """Return Triton's kernels; torch's operators, with the reason in the log, where Triton's do not run on `device` or differ."""
+    plain = Kernels(widen)
     try:
-        from fairlead_worker.model.lowbit.kernels.int4 import widen as triton_widen
+        from fairlead_worker.model.lowbit.kernels import int4
 
-        layer = _sample(device, 3 * 128, 64, triton_widen)
-        if not torch.equal(triton_widen(layer.weight, layer.pairs), widen(layer.weight, layer.pairs)):
-            raise RuntimeError("its numbers differ")
+        made = Kernels(int4.widen, int4.multiply)
+        for inputs, group in ((384, 128), (320, 64)):
+            layer = _sample(device, inputs, group, made)
+            if not torch.equal(layer.widened(), widen(layer.weight, layer.pairs)):
+                raise RuntimeError("its widened numbers differ")
     except Exception as error:  # Triton raises its own kinds
-        logger.warning("torch widens 4-bit weights for many rows, in several kernels: Triton does not: %s: %s", type(error).__name__, error)
-        return widen
-    return triton_widen
+        logger.warning("4-bit weights are widened by torch for more than %d rows: Triton: %s: %s", ROWS, type(error).__name__, error)
+        return plain
+    return made
 
 
 class Int4Linear(LowBitLinear):
@@ -110,12 +125,12 @@ class Int4Linear(LowBitLinear):
     order: torch.Tensor | None
 
     def __init__(
-        self, weight: torch.Tensor, pairs: torch.Tensor, bias: torch.Tensor | None, widen: Widen, order: torch.Tensor | None = None
+        self, weight: torch.Tensor, pairs: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, order: torch.Tensor | None = None
     ) -> None:
         """weight: of `pack`. pairs: of `scales_and_zeros`. order [inputs]: which input each column of the weight multiplies (act-order)."""
         super().__init__()
         self.out_features, self.in_features = shape_of(weight)
-        self.dtype, self.device, self._widen = torch.bfloat16, weight.device, widen
+        self.dtype, self.device, self.kernels = torch.bfloat16, weight.device, kernels
         self.group = self.in_features // len(pairs)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("pairs", pairs)
@@ -127,19 +142,22 @@ class Int4Linear(LowBitLinear):
         rows = inputs.reshape(-1, self.in_features)
         if self.order is not None:
             rows = rows.index_select(1, self.order)
-        if len(rows) > ROWS:
+        count = len(rows)
+        if not count:
+            return inputs.new_empty(*inputs.shape[:-1], self.out_features)
+        fused = self.kernels.multiply if tiles_of(self.in_features) == 8 else None
+        if count > (ROWS if fused is None else MANY):
             answer = functional.linear(rows, self.widened(), self.bias)
-        elif len(rows):
-            answer = self.multiply(rows.contiguous())
+        else:
+            rows = rows.contiguous()
+            answer = self.multiply(rows) if fused is None or count <= FEW else fused(rows, self.weight, self.pairs)
             if self.bias is not None:
                 answer += self.bias
-        else:
-            answer = rows.new_empty(0, self.out_features)
         return answer.view(*inputs.shape[:-1], self.out_features)
 
     def widened(self) -> torch.Tensor:
         """Return the weight as [outputs, inputs] bfloat16, its columns in their own order."""
-        return self._widen(self.weight, self.pairs)
+        return self.kernels.widen(self.weight, self.pairs)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [T, outputs], without the bias."""
@@ -157,12 +175,12 @@ class Int4Linear(LowBitLinear):
         parts = (self, *others)
         bias = None if self.bias is None else torch.cat([part.bias.detach() for part in parts])
         weight, pairs = torch.cat([part.weight.detach() for part in parts]), torch.cat([part.pairs for part in parts], 1)
-        return type(self)(weight, pairs, bias, self._widen, self.order)
+        return type(self)(weight, pairs, bias, self.kernels, self.order)
 
     def part(self, begin: int, end: int) -> Self:
         bias = None if self.bias is None else self.bias.detach()[begin:end]
         pairs = self.pairs[:, begin:end].contiguous()
-        return type(self)(self.weight.detach()[begin // 8 : end // 8], pairs, bias, self._widen, self.order)
+        return type(self)(self.weight.detach()[begin // 8 : end // 8], pairs, bias, self.kernels, self.order)
 
     def numbers(self) -> torch.Tensor:
         wide = widen(self.weight.detach(), self.pairs).float()
@@ -177,7 +195,7 @@ def int4_linear(
     group = codes.shape[1] // scale.shape[1]
     fine = next(size for size in GROUPS if group % size == 0)
     pairs = scales_and_zeros(scale, zero).repeat_interleave(group // fine, 0, output_size=repeats * (group // fine))
-    return Int4Linear(pack(codes), pairs, bias, widener(codes.device), order)
+    return Int4Linear(pack(codes), pairs, bias, kernels(codes.device), order)
 
 
 def unsupported(outputs: int, inputs: int, groups: int) -> str:
@@ -201,14 +219,14 @@ def int4_problem(device: torch.device) -> str:
 
 
 def trial_problem(device: torch.device) -> str:
-    """Return what is wrong with products of both ways on `device`; empty if nothing is."""
+    """Return what is wrong with products of all ways on `device`; empty if nothing is."""
     drawn = torch.Generator().manual_seed(6)
     try:
         for inputs, group in ((384, 128), (320, 64)):
-            layer = _sample(device, inputs, group, widener(device))
-            rows = torch.randn(ROWS + 1, inputs, generator=drawn).to(torch.bfloat16).to(device)
+            layer = _sample(device, inputs, group, kernels(device))
+            rows = torch.randn(MANY + 1, inputs, generator=drawn).to(torch.bfloat16).to(device)
             want = rows.float() @ layer.numbers().T
-            for count in (3, ROWS + 1):
+            for count in (3, ROWS, MANY + 1):
                 off = ((layer(rows[:count]).float() - want[:count]).norm() / want[:count].norm()).item()
                 if not off <= OFF:
                     return f"its products of {count} rows are {off:.1%} off"
@@ -217,12 +235,12 @@ def trial_problem(device: torch.device) -> str:
     return ""
 
 
-def _sample(device: torch.device, inputs: int, group: int, widen: Widen) -> Int4Linear:
+def _sample(device: torch.device, inputs: int, group: int, kernels: Kernels) -> Int4Linear:
     drawn = torch.Generator().manual_seed(inputs)
     codes = torch.randint(0, 16, (24, inputs), generator=drawn).to(torch.uint8).to(device)
     scale = (0.5 + torch.rand(24, inputs // group, generator=drawn)).to(device)
     zero = torch.randint(0, 16, (24, inputs // group), generator=drawn).to(device)
-    return Int4Linear(pack(codes), scales_and_zeros(scale, zero), None, widen)
+    return Int4Linear(pack(codes), scales_and_zeros(scale, zero), None, kernels)
 
 
 def keep_int4(model: nn.Module) -> int:
@@ -239,6 +257,6 @@ def keep_int4(model: nn.Module) -> int:
             outputs, inputs = weight.shape
             if not outputs % 8 and not inputs % (TILE * 8):
                 qdata, pairs = weight.qdata[:, : inputs // (TILE * 8)], weight.scale_and_zero[: inputs // weight.block_size[-1]]
-                setattr(parent, name, Int4Linear(qdata.contiguous(), pairs.contiguous(), layer.bias, widener(weight.device)))
+                setattr(parent, name, Int4Linear(qdata.contiguous(), pairs.contiguous(), layer.bias, kernels(weight.device)))
                 made += 1
     return made
