@@ -87,7 +87,8 @@ def times(device: Device, name: str, sizes: tuple[int, int], counts: tuple[int, 
             found["torch_ms"] = 1e3 * device.seconds(lambda: layer.multiply(rows), 10)  # noqa: B023
             if (fused := layer.kernels.multiply) is not None:
                 found["triton_ms"] = 1e3 * device.seconds(lambda: fused(rows, layer.weight, layer.pairs), 10)  # noqa: B023
-        fastest |= {count: min((name for name in found if name != "bfloat16_ms"), key=lambda name: found[name]).removesuffix("_ms")}  # noqa: B023
+        ways = {time: name.removesuffix("_ms") for name, time in found.items() if name != "bfloat16_ms"}
+        fastest[count] = ways[min(ways)]
         used = device.seconds(lambda: layer(rows), 10)  # noqa: B023
         work = (layer.weight.nbytes + layer.pairs.nbytes + 2 * count * (inputs + outputs), 2 * count * inputs * outputs)
         yield beside_roofline({"what": f"{name}, {count} rows", "used_ms": 1e3 * used} | found, rates, work, used)

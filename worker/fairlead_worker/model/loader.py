@@ -27,7 +27,7 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
-from fairlead_worker.model.lowbit.int4 import keep_int4
+from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
 from fairlead_worker.model.lowbit.stored import Stored, find_stored, stored_class, take_stored
@@ -189,6 +189,7 @@ def load_model(
         pack_linears(model, native_quantization)
     else:
         fused = _fuse(model, layers, limit, fuse)
+        compile_int4(model)
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
     if kv_cache_dtype == "fp8":  # blocks of another dtype are never shared

@@ -96,8 +96,9 @@ def scales_and_zeros(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
 def widen(weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a packed weight, as the kernel rounds them: [outputs, inputs] bfloat16."""
     scale, zero = (part.T.unsqueeze(-1) for part in pairs.float().unbind(-1))
-    codes = unpack(weight).unflatten(1, (len(pairs), -1))
-    return ((codes.float() - 8) * scale + zero).flatten(1).to(torch.bfloat16)
+    codes = unpack(weight).view(len(scale), len(pairs), -1)
+    wide: torch.Tensor = ((codes.float() - 8) * scale + zero).flatten(1).to(torch.bfloat16)
+    return wide
 
 
 @cache
@@ -106,7 +107,9 @@ def kernels(device: torch.device) -> Kernels:
     plain = Kernels(widen)
     try:
         from fairlead_worker.model.lowbit.kernels import int4
+        from fairlead_worker.model.lowbit.kernels.rows import use_prebuilt_driver
 
+        use_prebuilt_driver()
         made = Kernels(int4.widen, int4.multiply)
         for inputs, group in ((384, 128), (320, 64)):
             layer = _sample(device, inputs, group, made)
@@ -241,6 +244,15 @@ def _sample(device: torch.device, inputs: int, group: int, kernels: Kernels) -> 
     scale = (0.5 + torch.rand(24, inputs // group, generator=drawn)).to(device)
     zero = torch.randint(0, 16, (24, inputs // group), generator=drawn).to(device)
     return Int4Linear(pack(codes), scales_and_zeros(scale, zero), None, kernels)
+
+
+@torch.inference_mode()
+def compile_int4(model: nn.Module) -> None:
+    """Compile Triton's kernels for the layers of `model`, by one product for each of their forms, so that no step waits for a compiler."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Int4Linear)]
+    for layer in {(layer.out_features, layer.in_features, layer.group): layer for layer in layers}.values():
+        for count in (16, 32, 64, MANY + 1):
+            layer(torch.zeros(count, layer.in_features, dtype=layer.dtype, device=layer.device))
 
 
 def keep_int4(model: nn.Module) -> int:

@@ -145,7 +145,7 @@ class StoredLinear(nn.Module):
         regular = torch.arange(self.in_features, device=groups.device) // self.packing.group
         if torch.equal(groups, regular):
             return None
-        order = groups.argsort(stable=True)
+        order: torch.Tensor = groups.argsort(stable=True)
         if not torch.equal(groups[order], regular):
             raise ValueError(f"its {ORDER} has groups of other sizes than {self.packing.group}")
         return order
@@ -189,7 +189,7 @@ def _numbers(words: torch.Tensor, packing: Packing, outputs: bool = False) -> to
     if packing.method == COMPRESSED:
         return _unpacked(words, packing.bits)
     if packing.method == AWQ:
-        return _unpacked(words, packing.bits).unflatten(-1, (-1, 8))[..., list(AWQ_ORDER)].flatten(-2)
+        return _unpacked(words, packing.bits).view(len(words), -1, 8)[..., list(AWQ_ORDER)].flatten(1)
     return _unpacked(words, packing.bits) if outputs else _unpacked(words.T, packing.bits).T
 
 

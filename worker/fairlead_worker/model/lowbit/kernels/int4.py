@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from fairlead_worker.model.lowbit.kernels.rows import use_prebuilt_driver
-
 OUTPUTS, INPUTS = 32, 128
 """Numbers of a program that widens."""
 MOST_ROWS = 64
@@ -33,7 +31,7 @@ def _widen(weight, pairs, out, outputs, inputs, GROUP: tl.constexpr, TILES: tl.c
     tl.store(out + row.to(tl.int64) * inputs + column, numbers.to(tl.bfloat16), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _multiply(
     rows, weight, pairs, out, count, outputs, inputs, GROUP: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
@@ -43,7 +41,7 @@ def _multiply(
     group = tl.arange(0, GROUPS)
     read, written = row[:, None] < count, output[:, None] < outputs
     total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-    for tile in range(0, inputs // 128):
+    for tile in range(inputs // 128):
         # The 128 inputs of an output are 16 words side by side.
         words = ((output // 8) * (inputs // 128) + tile) * 128 + output % 8 * 16
         bits = tl.load(weight + words[:, None] + tl.arange(0, 16)[None, :], mask=written, other=0)
@@ -63,7 +61,6 @@ def _multiply(
 
 def widen(weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     """Return a packed weight as [outputs, inputs] bfloat16. pairs: of `int4.scales_and_zeros`."""
-    use_prebuilt_driver()
     tiles = 2 * weight.shape[3]
     outputs, inputs = 8 * weight.shape[0], 16 * tiles * weight.shape[1]
     out = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
@@ -75,7 +72,6 @@ def widen(weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
 
 def multiply(rows: torch.Tensor, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     """Return rows [T, inputs] times a packed weight with 8 tiles of inputs side by side: [T, outputs] bfloat16."""
-    use_prebuilt_driver()
     (count, inputs), outputs = rows.shape, 8 * weight.shape[0]
     assert weight.shape[3] == 4 and rows.is_contiguous()
     out = torch.empty(count, outputs, dtype=torch.bfloat16, device=rows.device)
