@@ -163,8 +163,8 @@ def load_first(folder: Path, quantization: str = "none") -> None:
             r"and a rank's part \(inputs 0 to 48 of 96\) does not begin and end between two of them",
         ),
         (
-            replace(ACT_ORDER, changes={"num_key_value_heads": 4}),
-            r"it cannot be divided \(--tensor-parallel-size 2\): model.layers.0.self_attn.o_proj.g_idx: groups of inputs in any order",
+            ACT_ORDER,
+            r"it cannot be divided \(--tensor-parallel-size 2\): model.layers.0.mlp.down_proj.g_idx: groups of inputs in any order",
         ),
         (
             Form(fp8, {"quant_method": "torchao"}),
