@@ -18,6 +18,7 @@ WEIGHTS = {
     "logits": 1.0,
     "memory": 2.0,
     "quantized": 2.5,
+    "int4_layers": 1.0,
     "fused": 1.0,
     "drafts": 1.0,
     "step_time": 1.5,

@@ -31,6 +31,7 @@ ON_REQUEST = (
     "optimisation_gains",
     "lora",
     "quantized",
+    "int4_layers",
     "fused",
     "drafts",
 )
@@ -140,6 +141,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         drafts,
         fused,
         headline,
+        int4_layers,
         kernel_busy_time,
         lora,
         memory,
@@ -212,6 +214,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("optimisation_gains", 120, lambda: optimisation_gains.measure(device, kit)),
         ("lora", 60, lambda: lora.measure(device, kit)),
         ("quantized", 90, lambda: quantized.measure(device, kit)),
+        ("int4_layers", 30, lambda: int4_layers.measure(device)),
         ("fused", 60, lambda: fused.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
         ("compare", 300, lambda: compare.measure(device, kit)),

@@ -40,6 +40,8 @@ class Hardware:
 
     bytes_per_second: float
     flops_per_second: dict[str, float]
+    cache_bytes_per_second: float
+    """Assumed bandwidth of the L2 cache."""
     link_bytes_per_second: float
     """Of one device to the others, in one direction."""
     reached_bytes: float
@@ -57,6 +59,7 @@ class Hardware:
 H200 = Hardware(
     bytes_per_second=4.8e12,
     flops_per_second={"bfloat16": 989e12, "float16": 989e12, "float8_e4m3fn": 1979e12, "int4": 989e12, "float32": 67e12},
+    cache_bytes_per_second=5.5e12,
     link_bytes_per_second=450e9,
     reached_bytes=0.9,
     reached_flops=0.8,
@@ -64,7 +67,9 @@ H200 = Hardware(
     sum_seconds=10e-6,
     launch_seconds=25e-6,
 )
-"""The first three lines are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
+"""Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
+INT4_CACHE = 9 / 64
+"""Bytes of the L2 cache for a FLOP of torch's int4 kernel (`lowbit.int4.ROWS`): 4.5 bytes of a weight for 16 rows, which are 32 FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ SHAPES = {
     "Llama 3.2 1B": Shape("llama", _llama(2048, 8192, 16, 32, tied=True)),
     "Llama 3.1 8B": Shape("llama", _llama(4096, 14_336, 32, 32)),
     "Llama 3.1 8B, fp8": Shape("llama", _llama(4096, 14_336, 32, 32), quantization="fp8"),
+    "Llama 3.1 8B, AWQ": Shape("llama", _llama(4096, 14_336, 32, 32), quantization="int4 in groups"),
     "Llama 3.1 70B, TP 4": Shape("llama", _llama(8192, 28_672, 80, 64), ranks=4),
     "Qwen3 30B-A3B": Shape("qwen3_moe", _QWEN3_30B),
 }
@@ -131,7 +137,8 @@ def kernel_seconds(kernel: Kernel, hardware: Hardware, ranks: int) -> float:
         return max(hardware.sum_seconds, sent / (hardware.link_bytes_per_second * hardware.reached_bytes))
     moving = kernel.bytes / (hardware.bytes_per_second * hardware.reached_bytes)
     peak = hardware.flops_per_second.get(kernel.dtype or "bfloat16", hardware.flops_per_second["bfloat16"])
-    return max(hardware.kernel_seconds, moving, kernel.flops / (peak * hardware.reached_flops))
+    cached = kernel.flops * INT4_CACHE / hardware.cache_bytes_per_second if kernel.dtype == "int4" else 0.0
+    return max(hardware.kernel_seconds, moving, cached, kernel.flops / (peak * hardware.reached_flops))
 
 
 def predict(model: str, step: str, record: Record, ranks: int, hardware: Hardware = H200) -> Prediction:

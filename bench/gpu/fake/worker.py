@@ -1,8 +1,9 @@
 """The worker on a fake GPU: its loader, its fusions and its attention, with FlashInfer's stand-in."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
-from fairlead_worker.model.lowbit import rows
+from fairlead_worker.model.lowbit import int4, rows
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
@@ -31,8 +32,9 @@ from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
 
-BLOCKS = "float8 in blocks"
-"""A quantization that only checkpoints have."""
+BLOCKS, INT4 = "float8 in blocks", "int4 in groups"
+"""Quantizations that only checkpoints have."""
+INT4_GROUP = 128
 
 
 class FakeGroup(Group):
@@ -77,6 +79,9 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
         for name in ("lowbit.rows", "loader"):
             patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
+        patches.enter_context(
+            patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))
+        )
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())
@@ -107,6 +112,7 @@ def make_model(
     if quantization != "none":
         quantize(model, quantization)
         keep_fp8(model, torch.bfloat16, rows.rounder)
+        int4.keep_int4(model)
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)
@@ -135,8 +141,8 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
     from fairlead_worker.model.quantized import quantize_arguments
 
-    if quantization == BLOCKS:
-        quantize_in_blocks(model)
+    if quantization in STORED:
+        STORED[quantization](model)
         return
     kind: Any = quantize_arguments("fake", quantization, CUDA)["quantization_config"].quant_type
     head = model.get_output_embeddings()
@@ -146,14 +152,56 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
 def quantize_in_blocks(model: PreTrainedModel) -> None:
     """Replace the linear layers of `model` by those of a checkpoint in float8 blocks, as `take_fp8` does."""
+
+    def make(layer: nn.Linear) -> nn.Module:
+        outputs, inputs = layer.weight.shape
+        weight = torch.empty(outputs, inputs, dtype=rows.FLOAT8, device=CUDA)
+        scale = torch.empty(-(-outputs // rows.GROUP), -(-inputs // rows.GROUP), device=CUDA)
+        return Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, rows.rounder(CUDA, True))
+
+    _replace_linears(model, make)
+
+
+def quantize_in_groups(model: PreTrainedModel) -> None:
+    """Replace the linear layers of `model` by those of an AWQ or GPTQ checkpoint, as `take_stored` does."""
+
+    def make(layer: nn.Linear) -> nn.Module:
+        outputs, inputs = layer.weight.shape
+        codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=CUDA)
+        scale = torch.empty(outputs, inputs // INT4_GROUP, device=CUDA)
+        return int4.int4_linear(codes, scale, torch.empty_like(scale), layer.bias)
+
+    _replace_linears(model, make)
+
+
+STORED = {BLOCKS: quantize_in_blocks, INT4: quantize_in_groups}
+
+
+def _replace_linears(model: PreTrainedModel, make: Callable[[nn.Linear], nn.Module]) -> None:
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and layer is not head:
-                outputs, inputs = layer.weight.shape
-                weight = torch.empty(outputs, inputs, dtype=rows.FLOAT8, device=CUDA)
-                scale = torch.empty(-(-outputs // rows.GROUP), -(-inputs // rows.GROUP), device=CUDA)
-                setattr(parent, name, Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, rows.rounder(CUDA, True)))
+                setattr(parent, name, make(layer))
+
+
+def _widen(gpu: FakeGpu, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """As Triton's kernel: one kernel that reads 4 bits and writes 16."""
+    if weight.device.type != "cuda" or pairs.device.type != "cuda":
+        raise MixedDevices("triton.widen: a tensor is on the host")
+    made = torch.empty(int4.shape_of(weight), dtype=torch.bfloat16, device=weight.device)
+    gpu.kernel("triton.widen", size_of(weight) + size_of(pairs) + size_of(made))
+    return made
+
+
+def _multiply(gpu: FakeGpu, values: torch.Tensor, weight: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """As Triton's kernel: one kernel that reads 4 bits."""
+    outputs, inputs = int4.shape_of(weight)
+    if any(part.device.type != "cuda" for part in (values, weight, pairs)) or values.shape[1] != inputs or weight.shape[3] != 4:
+        raise MixedDevices(f"triton.multiply: {tuple(values.shape)} by {tuple(weight.shape)}")
+    made = values.new_empty(len(values), outputs)
+    gpu.kernel("triton.multiply int4", sum(map(size_of, (values, weight, pairs, made))), 2 * values.numel() * outputs, "bfloat16")
+    return made
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from bench.gpu.awq_checkpoint import AWQ, awq_numbers, save_awq
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
 from bench.gpu.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
@@ -37,13 +38,13 @@ SUMS = 0.05
 """Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
 LINEAR = 7
 """Linear layers of one of Llama's layers."""
-SIZES = {"fp8": 0.515, "kept": 0.515, "blocks": 0.515, "int4": 0.3}
+SIZES = {"fp8": 0.515, "kept": 0.515, "blocks": 0.515, "int4": 0.3, "awq": 0.3}
 """At most so much of bfloat16's bytes: a byte, and a float32 for each output; half a byte, and two of 16 bits for 128 weights (0.27)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`stored`: of a float8 checkpoint, with scales of rows or of `blocks`; else made of bfloat16's at load."""
+    """`stored`: of a checkpoint, in float8 with scales of rows or of `blocks`, or in AWQ's 4 bits; else made of bfloat16's at load."""
 
     name: str
     quantization: str
@@ -88,14 +89,19 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     multiplied = device.cuda and torch.cuda.get_device_capability(device.device) >= ROWWISE_FP8
     if not multiplied:
         yield {"what": "products of float8", "ok": True, "left_out": "no GPU from 8.9 on: weights are widened for each product"}
-    kinds = [Kind("fp8", "fp8"), Kind("kept", "none" if multiplied else "fp8", stored=True), Kind("int4", "int4")]
+    kinds = [
+        Kind("fp8", "fp8"),
+        Kind("kept", "none" if multiplied else "fp8", stored=True),
+        Kind("int4", "int4"),
+        Kind(AWQ, "none", stored=True),
+    ]
     if problem := problem_of(device.device) if device.cuda else "no GPU":
         yield {"what": "float8 in blocks", "ok": True, "left_out": problem}
     else:
         kinds.insert(2, Kind("blocks", "none", stored=True, blocks=True))
     if not device.cuda:
-        yield {"what": "int4", "ok": True, "left_out": "no GPU, and its kernel is CUDA's"}
-        kinds.pop()
+        yield {"what": "int4 and AWQ", "ok": True, "left_out": "no GPU, and their kernel is CUDA's"}
+        kinds = [kind for kind in kinds if kind.name not in (AWQ, "int4")]
     torch.backends.cuda.matmul.allow_tf32 = False  # what is explicit is in float32
     pages = max(sizes.batches[-1] * -(-(sizes.context + sizes.new + 16) // 16), -(-sizes.chunk // 16)) + 64
     runner = kit.runner(shape, pages, sizes.batches[-1])
@@ -109,12 +115,15 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
             base = Base(device, runner, graphs, explicit, weights, differs)
             stored = {
-                blocks: save_float8(folder, Path(made) / f"float8-{blocks}", device.device, blocks)
-                for blocks in {kind.blocks for kind in kinds if kind.stored}
+                kind.name: save_awq(folder, Path(made) / AWQ, device.device)
+                if kind.name == AWQ
+                else save_float8(folder, Path(made) / kind.name, device.device, kind.blocks)
+                for kind in kinds
+                if kind.stored
             }
             for kind in kinds:
                 try:
-                    yield from _kind(base, kind, stored[kind.blocks] if kind.stored else folder, sizes)
+                    yield from _kind(base, kind, stored.get(kind.name, folder), sizes)
                 except Exception as error:  # a library's own, say of a kernel that is not for this device
                     traceback.print_exc()
                     yield {"what": kind.name, "ok": False, "said": f"{type(error).__name__}: {str(error)[-600:]}"}
@@ -159,6 +168,8 @@ def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, An
 
 def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
     """A row: whether numbers and scales are the checkpoint's, bit for bit."""
+    if kind.name == AWQ:
+        return _numbers_of_awq(layers, folder)
     equal, suffix = 0, "weight_scale_inv" if kind.blocks else "weight_scale"
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         for path, layer in layers.items():
@@ -168,6 +179,20 @@ def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str,
             same = torch.equal(held.scale[:, : scale.shape[1]], scale.float())
             equal += same and torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8))
     return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
+
+
+def _numbers_of_awq(layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
+    """A row: how far numbers are from the file's, over what rounding to bfloat16 allows.
+
+    Allowed are 2**-8 of the number, and of 8 + 8 steps for scale and zero.
+    """
+    worst = 0.0
+    with safe_open(folder / "model.safetensors", framework="pt") as stored:
+        for path, layer in layers.items():
+            plain, scale = awq_numbers(stored, path)
+            off = (numbers(layer).cpu() - plain).abs()
+            worst = max(worst, _finite(off / (2**-8 * 1.01 * (plain.abs() + 16 * scale))))
+    return {"what": "awq, its numbers are the file's, rounded", "ok": worst <= 1, "of_allowed": worst, "layers": len(layers)}
 
 
 def _made(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:

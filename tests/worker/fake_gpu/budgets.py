@@ -37,6 +37,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama fp8": ("llama", "fp8", SIZES),
     "llama fp8 in blocks": ("llama", "float8 in blocks", SIZES),
     "llama int4": ("llama", "int4", SIZES),
+    "llama int4 in groups": ("llama", "int4 in groups", SIZES),
+    "llama int4 in groups, 2 ranks": ("llama", "int4 in groups", SIZES),
     "llama bf16, 2 ranks": ("llama", "none", SIZES),
     "llama bf16, fp8 KV": ("llama", "none", SIZES | {"kv_scale": 1.0}),
 }

@@ -4,8 +4,11 @@ A change that needs more has to write the budgets again, and so show it: `python
 """
 
 import pytest
-from bench.gpu.fake.gpu import FakeGpu
+import torch
+from bench.gpu.fake.gpu import CUDA, FakeGpu
 from tests.worker.fake_gpu.budgets import CASES, exceeded, measure, read
+
+from fairlead_worker.model.lowbit.int4 import MANY, int4_linear
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -41,8 +44,29 @@ def test_low_bit_weights_are_read_in_their_bits() -> None:
     plain, fp8, int4 = (read()[f"llama {dtype}"]["decode"]["layer"] for dtype in ("bf16", "fp8", "int4"))
     assert any("float8" in name for name in fp8.kernels) and not any(name.startswith(("mm", "addmm")) for name in fp8.kernels)
     assert any("int4" in name for name in int4.kernels) and not any(name.startswith(("mm", "addmm")) for name in int4.kernels)
+    assert int4 == read()["llama int4 in groups"]["decode"]["layer"], "torchao's weights become the layers of AWQ and GPTQ"
     blocks = read()["llama fp8 in blocks"]["decode"]["layer"]
     for each in (fp8, blocks):
         assert sum(each.kernels.values()) == 11, "as in 16 bits, and the inputs of o_proj are rounded"
     assert blocks.bytes < plain.bytes and any("float8" in name for name in blocks.kernels)
-    assert fp8.bytes < plain.bytes  # int4 pads inputs to 1,024, which is more than these layers have
+    assert fp8.bytes < plain.bytes
+
+
+def test_weights_in_4_bits_are_stacked_and_read_in_17_of_128_bits() -> None:
+    """8 numbers of 4 bits, and a scale and a zero of 16 bits for 128: 4.25 bits of 16, in decodes of 4 rows and in a chunk of 64."""
+    weights = 256 * (512 + 256 + 1024 + 512)
+    for ranks, group in ((1, ""), (2, ", 2 ranks")):
+        for step in ("decode", "prefill"):
+            plain, int4 = (read()[f"llama {kind}{group}"][step]["layer"] for kind in ("bf16", "int4 in groups"))
+            assert sum(int4.kernels.values()) == sum(plain.kernels.values()) and int4.launches == plain.launches
+            assert plain.bytes - int4.bytes == weights / ranks * (2 - 17 / 32)
+
+
+def test_a_long_chunk_widens_each_weight_once(gpu: FakeGpu) -> None:
+    layer = int4_linear(torch.empty(64, 256, dtype=torch.uint8, device=CUDA), *torch.empty(2, 64, 2, device=CUDA), None)
+    for count, names in ((MANY, {"triton.multiply int4": 1}), (MANY + 1, {"triton.widen": 1, "mm bfloat16": 1})):
+        gpu.record.clear()
+        layer(torch.empty(count, 256, dtype=torch.bfloat16, device=CUDA))
+        assert gpu.record.by_name() == names and not gpu.record.waits
+    widened, product = gpu.record.kernels
+    assert widened.bytes == 64 * 256 * (17 / 32 + 2) and product.bytes == 2 * (64 * 256 + (MANY + 1) * (256 + 64))

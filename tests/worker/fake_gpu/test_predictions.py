@@ -21,6 +21,7 @@ def test_the_page_shows_what_the_model_predicts() -> None:
         (Kernel("mm bfloat16", 4_320_000_000, 0, "bfloat16"), 1, 1e-3),
         (Kernel("mm bfloat16", 0, int(989e9 * 0.8), "bfloat16"), 1, 1e-3),
         (Kernel("_scaled_mm float8_e4m3fn", 0, int(1979e9 * 0.8), "float8_e4m3fn"), 1, 1e-3),
+        (Kernel("_weight_int4pack_mm int4", 100, int(5.5e9 * 64 / 9), "int4"), 1, 1e-3),
         (Kernel("add", 100, 0, ""), 1, 2e-6),
         (Kernel("all_reduce", 100, 0, ""), 4, 10e-6),
         (Kernel("all_reduce", 540_000_000, 0, ""), 4, 1e-3),

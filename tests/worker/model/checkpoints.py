@@ -67,6 +67,58 @@ def packed(small: torch.Tensor) -> torch.Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
+def awq(weight: torch.Tensor) -> Made:
+    """AutoAWQ's `gemm`: words of 8 outputs in an order of their own, a zero point for each group."""
+    small, scale, zero = _with_zeros(weight, GROUP)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    words = [_words(part.T.unflatten(1, (-1, 8))[..., order].flatten(1)) for part in (small, zero)]
+    return {"qweight": words[0], "qzeros": words[1], "scales": scale.T.half()}, _plain(small, scale, zero, GROUP)
+
+
+def gptq(
+    zero_offset: int = 1, bits: int = 4, group: int = GROUP, order: Callable[[int], torch.Tensor] | None = None
+) -> Callable[[torch.Tensor], Made]:
+    """AutoGPTQ's `gptq`, whose zero points are stored less one, or `gptq_v2`. order: of the inputs that groups are made of."""
+
+    def make(weight: torch.Tensor) -> Made:
+        inputs = weight.shape[1]
+        each = group if group > 0 else inputs
+        place = torch.arange(inputs) if order is None else order(inputs)
+        small, scale, zero = _with_zeros(weight[:, place], each, bits)
+        groups = torch.empty(inputs, dtype=torch.int32)
+        groups[place] = (torch.arange(inputs) // each).to(torch.int32)
+        plain = _plain(small, scale, zero, each)[:, place.argsort()]
+        words = _words(small[:, place.argsort()], bits).T
+        zeros = _words((zero.T - zero_offset), bits)
+        return {"qweight": words, "qzeros": zeros, "scales": scale.T.half(), "g_idx": groups}, plain
+
+    return make
+
+
+def _with_zeros(weight: torch.Tensor, group: int, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes [outputs, inputs], and scales (of float16) and zero points from 1 on [outputs, groups]."""
+    groups = weight.unflatten(1, (-1, group))
+    least, most = groups.aminmax(dim=2)
+    scale = ((most - least) / (2**bits - 1)).half().float()
+    zero = (-least / scale).round().clamp(1, 2**bits - 1).to(torch.int64)
+    small = (groups / scale[:, :, None] + zero[:, :, None]).round().clamp(0, 2**bits - 1).to(torch.int64)
+    return small.flatten(1), scale, zero
+
+
+def _plain(small: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, group: int) -> torch.Tensor:
+    return (small - zero.repeat_interleave(group, 1)) * scale.repeat_interleave(group, 1)
+
+
+def _words(small: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """Pack [rows, n] of 0 to 2**bits - 1 -> [rows, n * bits / 32] words."""
+    words = (small.unflatten(1, (-1, 32 // bits)) << torch.arange(0, 32, bits)).sum(2)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def shuffled(count: int) -> torch.Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(count))
+
+
 def blocks(rows: int, columns: int, scale_name: str) -> Callable[[torch.Tensor], Made]:
     """Float8 in blocks of that size."""
 
@@ -102,7 +154,18 @@ def compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 
 EIGHT = {"num_bits": 8, "type": "float"}
 FOUR = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
-FORMS: dict[str, Form] = {
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False, "checkpoint_format": "gptq"}
+IN_ORDER: dict[str, Form] = {
+    "AWQ": Form(awq, AWQ),
+    "GPTQ": Form(gptq(), GPTQ),
+    "GPTQ, its second format": Form(gptq(0), GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "GPTQ in 8 bits": Form(gptq(bits=8), GPTQ | {"bits": 8}),
+}
+"""Forms that `lowbit.stored` reads, and ranks divide."""
+ACT_ORDER = Form(gptq(order=shuffled), GPTQ | {"desc_act": True})
+WHOLE_ROWS = Form(gptq(group=-1), GPTQ | {"group_size": -1})
+FORMS: dict[str, Form] = IN_ORDER | {
     "float8, a scale for each output": Form(fp8, compressed("float-quantized", EIGHT | {"strategy": "channel"})),
     "int4 in groups": Form(int4, compressed("pack-quantized", FOUR)),
     "int4 in groups with zero points": Form(int4_with_zeros, compressed("pack-quantized", FOUR | {"symmetric": False})),

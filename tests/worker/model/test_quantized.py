@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.model.checkpoints import DYNAMIC, FORMS, STATIC, Form, save_quantized
+from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WHOLE_ROWS, Form, save_quantized
 from torch import nn
 
 from fairlead_worker.errors import ModelLoadError
@@ -19,7 +19,10 @@ from fairlead_worker.model.loader import load_model
 PROMPTS = make_prompts()[:9]
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+FURTHER = {"GPTQ with act-order": ACT_ORDER, "GPTQ with a scale for each output": WHOLE_ROWS}
+
+
+@pytest.mark.parametrize("form", (FORMS | FURTHER).values(), ids=FORMS | FURTHER)
 def test_a_checkpoint_says_what_its_numbers_say(form: Form, tmp_path: Path) -> None:
     for package in ("compressed_tensors", "accelerate"):
         pytest.importorskip(package, reason="the extra gpu is not installed")
@@ -74,7 +77,7 @@ def test_torchao_is_imported_only_for_who_wants_it(tmp_path: Path) -> None:
     ("quantization", "method", "cause"),
     [
         ("fp8", "", "--quantization fp8, which needs the package torchao, and that is not installed"),
-        ("none", "awq", r"quantized \(awq\), which needs the package gptqmodel, and that is not installed"),
+        ("none", "fp8", r"quantized \(fp8\), which needs the package accelerate, and that is not installed"),
         ("none", "eetq", r"quantized \(eetq\), which is not supported; use one of awq, compressed-tensors"),
         ("fp8", "fp8", "quantized already: leave out --quantization fp8"),
     ],
@@ -87,7 +90,7 @@ def test_what_cannot_be_had_is_refused_by_name(
     if method:
         about = {"quantization_config": {"quant_method": method, "bits": 4, "weight_block_size": [128, 128]}}
         config.write_text(json.dumps(json.loads(config.read_text()) | about))
-    missing = {"torchao", "gptqmodel"}
+    missing = {"torchao"} | ({"accelerate"} if quantization == "none" else set())
     monkeypatch.setattr(quantized, "find_spec", lambda name: None if name in missing else name)
     with pytest.raises(ModelLoadError, match=cause):
         load_model(str(tmp_path), quantization=quantization)

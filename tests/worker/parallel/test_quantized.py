@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.model.checkpoints import DYNAMIC, FORMS, KEPT, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
+from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, KEPT, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
 from tests.worker.parallel.pair import Pair
 from transformers import AutoConfig
 
@@ -163,12 +163,15 @@ def load_first(folder: Path, quantization: str = "none") -> None:
             r"and a rank's part \(inputs 0 to 48 of 96\) does not begin and end between two of them",
         ),
         (
-            Form(fp8, {"quant_method": "awq"}),
-            r"quantized \(awq\), which cannot be sharded: .* or take a checkpoint of compressed-tensors or fp8",
+            ACT_ORDER,
+            r"it cannot be divided \(--tensor-parallel-size 2\): model.layers.0.mlp.down_proj.g_idx: groups of inputs in any order",
         ),
-        (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), which cannot be sharded: leave out --tensor-parallel-size 2"),
+        (
+            Form(fp8, {"quant_method": "torchao"}),
+            r"quantized \(torchao\), which cannot be sharded: leave out --tensor-parallel-size 2, or take a checkpoint of ",
+        ),
     ],
-    ids=["within a group", "awq", "torchao"],
+    ids=["within a group", "act-order", "torchao"],
 )
 def test_checkpoints_that_are_not_divided_say_why(form: Form, cause: str, tmp_path: Path) -> None:
     save_quantized(form, tmp_path)
@@ -186,6 +189,10 @@ FOURS = Groups(inputs=frozenset({32}))
         ("weight_zero_point", [3, 4], "I32", Cut(0, 12, 24, 24), r"32-bit words of numbers of 4 bits, and .* \(outputs 12 to 24 of 24\)"),
         ("weight_scale", [64, 3], "F32", Cut(1, 0, 48, 120), r"3 entries for 120 inputs, which are of no size .* \(32\)"),
         ("weight_g_idx", [96], "I32", Cut(1, 0, 48, 96), "act-order"),
+        ("g_idx", [96], "I32", Cut(1, 0, 48, 96), "act-order"),
+        ("qweight", [12, 64], "I32", Cut(1, 0, 36, 96), r"32-bit words of numbers of 4 bits, and .* \(inputs 0 to 36 of 96\)"),
+        ("qzeros", [3, 3], "I32", Cut(0, 12, 24, 24), r"32-bit words of numbers of 4 bits, and .* \(outputs 12 to 24 of 24\)"),
+        ("scales", [3, 64], "F16", Cut(1, 0, 48, 96), r"one entry for 32 inputs, and a rank's part \(inputs 0 to 48 of 96\)"),
         ("weight_twist", [96], "F32", Cut(1, 0, 48, 96), "its own division is unknown"),
     ],
 )

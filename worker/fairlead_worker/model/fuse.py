@@ -191,4 +191,4 @@ def sample_for(linear: nn.Module, count: int = 5) -> torch.Tensor:
 
 def tolerance_of(module: nn.Module) -> float | None:
     """Return the tolerance for `close` on outputs of `module`."""
-    return LOW_BIT_TOLERANCE if any(isinstance(part, LowBitLinear) for part in module.modules()) else None
+    return LOW_BIT_TOLERANCE if any(isinstance(part, LowBitLinear) and part.rounds for part in module.modules()) else None

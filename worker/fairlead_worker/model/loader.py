@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
+from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
+from fairlead_worker.model.lowbit.stored import Stored, find_stored, stored_class, take_stored
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
@@ -39,6 +42,7 @@ from fairlead_worker.model.quantized import (
     dequantize,
     groups_of,
     ignore_kv_scheme,
+    packing_of,
     quantize_arguments,
     read_alone,
     read_arguments,
@@ -139,13 +143,16 @@ def load_model(
     ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
     named: dict[str, Any] = {}
-    keeps = False
+    keeps, packing = False, None
     if stored:
         keeps = keeps_fp8(config, choose_dtype(uri, dtype, config, torch.device(device)), torch.device(device), ranks)
         named = read_arguments(uri, config, keeps)
         check_stored(uri, quantization, config)
+        packing = packing_of(uri, config)
     limit = context_length(uri, config, max_model_len)
-    torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
+    files = _check_weights(uri, folder)
+    packed = None if packing is None else find_stored(uri, folder, files, packing, dtype, torch.device(device))
+    torch_dtype = choose_dtype(uri, "bfloat16" if packed and packed.keep else dtype, config, torch.device(device))
     native_quantization = (
         quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
     )
@@ -153,13 +160,18 @@ def load_model(
         _check_native(uri, quantization, torch_dtype, torch.device(device))
     given = named if stored else quantize_arguments(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
-    files = _check_weights(uri, folder)
     progress("config", 100)
+    if packed is not None:
+        del config.quantization_config  # transformers would ask for its own modules
+        given = {}
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
+    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed)
+    if packed is not None:
+        take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
     if model.device.type == "cuda":
         keep_fp8(model, torch_dtype, rounder)
+        keep_int4(model)
     if keeps:
         logger.info("%d linear layers stay in float8", take_fp8(model, torch_dtype))
     if group is not None and shards is not None:
@@ -177,6 +189,7 @@ def load_model(
         pack_linears(model, native_quantization)
     else:
         fused = _fuse(model, layers, limit, fuse)
+        compile_int4(model)
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
     if kv_cache_dtype == "fp8":  # blocks of another dtype are never shared
@@ -277,6 +290,7 @@ def _read_weights(
     shards: Shards | None,
     further: dict[str, Any],
     groups: Groups,
+    packed: Stored | None,
 ) -> tuple[PreTrainedModel, bool]:
     """Read the weights; return the model and whether it has its own head.
 
@@ -291,13 +305,19 @@ def _read_weights(
     given |= further
     try:
         with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
-            if shards is None:
-                model, info = AutoModelForCausalLM.from_pretrained(
-                    folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given
-                )
-            else:
+            read: Callable[..., Any] = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False)
+            source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
+            family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+            if shards is not None:
                 tensors = opened.enter_context(parts(folder, files, shards, groups))
-                model, info = part_class(config, shards, tensors, groups).from_pretrained(None, state_dict=tensors, **given)
+                family = part_class(config, shards, tensors, groups)
+                source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
+                read = family.from_pretrained
+            if packed is not None:
+                if family.config_class is type(text := config.get_text_config(decoder=True)):
+                    given["config"] = text  # as AutoModelForCausalLM does
+                read = stored_class(family, packed).from_pretrained
+            model, info = read(**source, **given)
     except Unshardable as error:
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel-size {shards.size if shards else 1}): {error}") from error
     except Exception as error:

@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrain
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.fp8_layers import LEAST, ROWWISE_FP8, can_retain, exact_scales, retain_fp8
+from fairlead_worker.model.lowbit.stored import Packing, packing_of_config, packing_of_schemes
 from fairlead_worker.sharding.scales import Groups
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
-"""`quant_method` of a checkpoint -> the package that reads it, through transformers."""
-DIVIDED = ("compressed-tensors", "fp8")
+LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "", "gptq": "", "fp8": "accelerate"}
+"""`quant_method` of a checkpoint -> the package that reads it, through transformers; none: `lowbit.stored` does."""
+DIVIDED = ("compressed-tensors", "fp8", "awq", "gptq")
 """Methods whose weights a rank can read in part. The layouts of the others are specific to their kernels."""
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
 """Suffixes of tensors that exist only beside quantized weights. Without this check such weights would be read as plain ones."""
@@ -43,7 +44,8 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
             f"its weights are quantized ({method}), which cannot be sharded: leave out --tensor-parallel-size {ranks}, or take "
             f"a checkpoint of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
         )
-    _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
+    if LIBRARIES[method]:
+        _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 
 
 def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
@@ -89,6 +91,14 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
 
+def packing_of(uri: str, config: PreTrainedConfig) -> Packing | None:
+    """Return how the checkpoint's weights are packed, if `lowbit.stored` can read them; None if it cannot. Raises ModelLoadError."""
+    given = config.quantization_config
+    if given["quant_method"] == "compressed-tensors":
+        return packing_of_schemes(given.get("format"), _schemes(given))
+    return packing_of_config(uri, given)
+
+
 def ignore_kv_scheme(config: PreTrainedConfig) -> None:
     """Drop the scheme of the KV cache from `config`: compressed-tensors would round inside the attention, whatever the cache's dtype is.
 
@@ -128,6 +138,8 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
         case "fp8":
             outputs, inputs = given.get("weight_block_size") or (0, 0)
             return Groups(_sizes(outputs), _sizes(inputs), widened=given.get("dequantize", True))
+        case "awq" | "gptq":
+            return Groups(inputs=_sizes(int(given.get("group_size", 128))), act_order=bool(given.get("desc_act")))
         case "compressed-tensors":
             weights = [each.weights for each in _schemes(given)]
             blocks = [each.block_structure for each in weights if each.block_structure]
@@ -198,5 +210,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def _need(uri: str, what: str, package: str) -> None:
     if find_spec(package.replace("-", "_")) is None:
-        extra = "; it comes with fairlead[gpu]" if package != "gptqmodel" else ""
-        raise ModelLoadError(uri, f"{what}, which needs the package {package}, and that is not installed: pip install {package}{extra}")
+        raise ModelLoadError(
+            uri,
+            f"{what}, which needs the package {package}, and that is not installed: pip install {package}; it comes with fairlead[gpu]",
+        )

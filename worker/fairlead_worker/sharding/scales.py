@@ -1,4 +1,4 @@
-"""A rank's part of the tensors beside a quantized weight in a checkpoint: scales, zero points, and words that pack several numbers.
+"""A rank's part of the tensors of a quantized weight in a checkpoint: scales, zero points, and words that pack several numbers.
 
 Each entry of such a tensor covers a run of the weight's outputs or inputs. The weight's cut, in outputs or inputs, becomes a cut in
 runs. If it falls inside a run, the part has no entries of its own and is rejected. Weights that are dequantized while they are read
@@ -6,7 +6,7 @@ are an exception: a finer grid of scales gives the same numbers there, so both r
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,12 @@ from fairlead_worker.sharding.shards import Cut, Unshardable
 
 RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
 """Tensors with one entry per run of a weight's outputs and inputs."""
+TRANSPOSED = ("qweight", "qzeros", "scales")
+"""The same in AWQ and GPTQ, which have outputs in the second dimension."""
+WORDS = ("weight_packed", "qweight")
+ZEROS = ("weight_zero_point", "qzeros")
+ORDERS = ("weight_g_idx", "g_idx")
+"""Tensors with the group of each input."""
 ONE = (
     "weight_global_scale",
     "input_scale",
@@ -40,6 +46,8 @@ class Groups:
     """Whether weights are dequantized while they are read, with any grid of scales."""
     made: int = 0
     """Inputs that share a scale made at load; 0: a scale for a whole row, or none is made."""
+    act_order: bool = True
+    """Whether a group may have inputs of any place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +85,28 @@ def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -
         return Shape(cut)
     if name in ONE or name == "bias":  # the bias of a row-wise layer, which is added once
         return None
-    if name == "weight_g_idx":
+    if name in ORDERS:
         if cut.dim == 0:
             return None
+        if not groups.act_order:
+            return replace(cut, dim=0)
         raise Unshardable(f"{key}: groups of inputs in any order (act-order) are on no single rank")
-    if name not in RUNS:
+    if name not in RUNS and name not in TRANSPOSED:
         raise Unshardable(f"{key} accompanies a divided weight, and its own division is unknown")
-    if len(shape) <= cut.dim:
+    dim = 1 - cut.dim if name in TRANSPOSED else cut.dim
+    if len(shape) <= dim:
         return None
-    count = shape[cut.dim]
+    count = shape[dim]
     if count == cut.whole:
-        return cut
+        return replace(cut, dim=dim)
     packed = kind in WORD_BITS and len(shape) > 1
-    if packed and (name == "weight_packed" or (name == "weight_zero_point" and cut.dim == 0)):
-        return _words(key, count, WORD_BITS[kind], cut)
+    if packed and (name in WORDS or (name in ZEROS and cut.dim == 0)):
+        return replace(_words(key, count, WORD_BITS[kind], cut), dim=dim)
     each = _run(key, count, cut, groups)
     if each == 0:
         return None
     if cut.begin % each == 0 and (cut.end % each == 0 or (cut.end == cut.whole and not groups.widened)):
-        return Cut(cut.dim, cut.begin // each, -(-cut.end // each))
+        return Cut(dim, cut.begin // each, -(-cut.end // each))
     if not groups.widened:
         raise Unshardable(
             f"{key} has one entry for {each} {_what(cut)}, and {_part(cut)} does not begin and end between two of them: use fewer ranks"

@@ -7,6 +7,7 @@ one is too large.
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
+from fairlead_worker.model.lowbit import int4
+from fairlead_worker.model.lowbit.kernels.int4 import multiply, widen
 from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
 from fairlead_worker.model.lowbit.rows import GROUP, Rounded, dequantized
 
@@ -33,7 +36,14 @@ def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
     return made.view(bits[target.primitive_bitwidth][1]).numpy().reshape(numbers.shape)
 
 
+def create_dot(builder: Any, left: Any, right: Any, total: Any, *_: Any) -> Any:
+    """Multiply bfloat16: the interpreter (3.9) multiplies its bits."""
+    exact = [torch.from_numpy(part.data.copy()).view(torch.bfloat16).float().numpy() for part in (left, right)]
+    return interpreter.TensorHandle(exact[0] @ exact[1] + total.data, total.dtype.scalar)
+
+
 interpreter._convert_float = convert
+interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def off(got: Rounded, want: Rounded) -> float:
@@ -73,9 +83,24 @@ def rows() -> Iterator[tuple[str, float]]:
         yield f"round, wider than a program{', blocks' if blocks else ''}", off(triton.round(wide), plain.round(wide))
 
 
+def widened() -> Iterator[tuple[str, float]]:
+    drawn = torch.Generator().manual_seed(4)
+    for outputs, inputs, group in ((40, 256, 128), (64, 320, 64), (8, 96, 32), (32, 512, 256)):
+        codes = torch.randint(0, 16, (outputs, inputs), generator=drawn).to(torch.uint8)
+        scale = torch.rand(outputs, inputs // group, generator=drawn) + 0.1
+        zero = torch.randint(0, 17, scale.shape, generator=drawn)
+        weight, pairs = int4.pack(codes), int4.scales_and_zeros(scale, zero)
+        wide = int4.widen(weight, pairs)
+        yield f"widen, {outputs} by {inputs}, wrong numbers", float((widen(weight, pairs) != wide).sum())
+        for count in (1, 20, 65) if inputs % 128 == 0 else ():
+            values = torch.randn(count, inputs, generator=drawn).to(torch.bfloat16)
+            got, want = multiply(values, weight, pairs).float(), values.float() @ wide.float().T
+            yield f"multiply, {count} rows, {outputs} by {inputs}", float(((got - want).abs() / want.abs().clamp(min=0.1)).max())
+
+
 def main() -> int:
     worst = 0.0
-    for name, difference in rows():
+    for name, difference in chain(rows(), widened()):
         print(f"{name}: {difference:.2e}")
         worst = max(worst, difference)
     return int(not worst <= STEP)

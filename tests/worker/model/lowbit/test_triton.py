@@ -63,3 +63,23 @@ def test_kernels_compile_for_gpus_that_multiply_float8(
             source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in given.items()})
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
             assert made.asm["cubin"]
+
+
+@pytest.mark.parametrize(("group", "rows"), [(32, 16), (128, 64), (256, 64)])
+def test_kernels_of_4_bits_compile(group: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fairlead_worker.model.lowbit.kernels import int4
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"rows": "*bf16", "weight": "*i32", "pairs": "*i32", "out": "*bf16", "count": "i32", "outputs": "i32", "inputs": "i32"}
+    widening = {"GROUP": group, "TILES": 8, "OUTPUTS": int4.OUTPUTS, "INPUTS": int4.INPUTS}
+    multiplying = {"GROUP": group, "GROUPS": max(128 // group, 1), "ROWS": rows, "OUTPUTS": 32}
+    for kernel, given in ((int4._widen, widening), (int4._multiply, multiplying)):
+        signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in given.items()})
+        for capability in (80, 90):
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4, "num_stages": 4})
+            assert made.asm["cubin"] and made.metadata.shared < 160 << 10, "an A100 has 163 KiB of shared memory"

@@ -19,6 +19,8 @@ class LowBitLinear(nn.Module):
     """Of its outputs."""
     device: torch.device
     bias: nn.Parameter | None
+    rounds = False
+    """Whether inputs are rounded to fewer bits."""
 
     def matches(self, other: nn.Module) -> bool:
         """Return whether `other` can be stacked with this layer: the same inputs, form and dtype."""
@@ -52,6 +54,7 @@ class Fp8Linear(LowBitLinear):
     """Outputs that share a scale."""
     scale: torch.Tensor
     blocks = False
+    rounds = True
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rounder: Rounder) -> None:
         """weight [outputs, inputs] float8, scale [outputs / each, scales of a row] float32, bias [outputs]."""
