@@ -33,6 +33,7 @@ ON_REQUEST = (
     "quantized",
     "fused",
     "drafts",
+    "ranks",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
 
@@ -148,6 +149,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         overlap,
         prompt_arrival,
         quantized,
+        ranks,
         sampling,
         serving,
         step_time,
@@ -214,6 +216,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
+        ("ranks", 180, lambda: ranks.measure(device, kit)),
         ("compare", 300, lambda: compare.measure(device, kit)),
     ]
 
