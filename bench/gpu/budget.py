@@ -26,6 +26,7 @@ WEIGHTS = {
     "transformers_batching": 2.0,
     "offline_batch": 2.0,
     "optimisation_gains": 2.0,
+    "ranks": 2.0,
 }
 """Shares of the time that the first stages leave, in the order of the run. Stages that share a loaded model follow each other."""
 DEFAULT_WEIGHT = 2.0

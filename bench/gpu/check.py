@@ -34,6 +34,7 @@ ON_REQUEST = (
     "int4_layers",
     "fused",
     "drafts",
+    "ranks",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
 
@@ -150,6 +151,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         overlap,
         prompt_arrival,
         quantized,
+        ranks,
         sampling,
         serving,
         step_time,
@@ -217,6 +219,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("int4_layers", 30, lambda: int4_layers.measure(device)),
         ("fused", 60, lambda: fused.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
+        ("ranks", 180, lambda: ranks.measure(device, kit)),
         ("compare", 300, lambda: compare.measure(device, kit)),
     ]
 

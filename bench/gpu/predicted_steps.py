@@ -22,6 +22,7 @@ from bench.gpu.fake.worker import FakeGroup, fake_worker, make_model
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.model.fused.sums import group_of
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
@@ -51,7 +52,9 @@ class Hardware:
     kernel_seconds: float
     """Assumed shortest time of a kernel, with the gap to the next one."""
     sum_seconds: float
-    """Assumed time of the shortest sum over ranks."""
+    """Assumed time of the shortest sum over ranks by NCCL."""
+    push_seconds: float
+    """Assumed time of the shortest sum over ranks with a norm, in which each rank writes to all others."""
     launch_seconds: float
     """Assumed time of the host for one launch from Python, with the code of transformers and torch around it."""
 
@@ -65,6 +68,7 @@ H200 = Hardware(
     reached_flops=0.8,
     kernel_seconds=2e-6,
     sum_seconds=10e-6,
+    push_seconds=7e-6,
     launch_seconds=25e-6,
 )
 """Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
@@ -135,6 +139,9 @@ def kernel_seconds(kernel: Kernel, hardware: Hardware, ranks: int) -> float:
     if kernel.name in ("all_reduce", "all_gather"):  # a ring: each rank sends its part to the others
         sent = kernel.bytes / 2 * 2 * (ranks - 1) / ranks
         return max(hardware.sum_seconds, sent / (hardware.link_bytes_per_second * hardware.reached_bytes))
+    if kernel.name == "flashinfer.allreduce_norm":  # each rank sends all of its part to each other one
+        sent = kernel.bytes / 4 * (ranks - 1)
+        return max(hardware.push_seconds, sent / (hardware.link_bytes_per_second * hardware.reached_bytes))
     moving = kernel.bytes / (hardware.bytes_per_second * hardware.reached_bytes)
     peak = hardware.flops_per_second.get(kernel.dtype or "bfloat16", hardware.flops_per_second["bfloat16"])
     cached = kernel.flops * INT4_CACHE / hardware.cache_bytes_per_second if kernel.dtype == "int4" else 0.0
@@ -183,7 +190,7 @@ def _row(number: int, start: int, count: int, length: int) -> Row:
 def record_step(gpu: FakeGpu, runner: ModelRunner, plan: StepPlan, graph_rows: int = 0) -> Record:
     """Return what a step records, the second time. `graph_rows`: of its CUDA graph; 0: none."""
     if graph_rows:
-        graphs = graphs_for(runner.forward, runner.backend, graph_rows, LIMIT)
+        graphs = graphs_for(runner.forward, runner.backend, graph_rows, LIMIT, group=group_of(runner.loaded.model))
         assert graphs is not None, "the models here have graphs"
         graphs.sizes = [graph_rows]
         graphs.capture()
@@ -218,7 +225,7 @@ def _predictions(name: str, layers: int, batches: Sequence[int], prompt: int) ->
         if prompt:
             found.append(predict(name, f"prefill {prompt:,}", record_step(gpu, runner, prefill_plan(prompt)), shape.ranks))
         for batch in batches:
-            made = record_step(gpu, runner, decode_plan(batch, CONTEXT), batch if shape.ranks == 1 else 0)
+            made = record_step(gpu, runner, decode_plan(batch, CONTEXT), batch)
             found.append(predict(name, f"decode {batch}", made, shape.ranks))
     return found
 

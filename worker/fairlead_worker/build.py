@@ -96,7 +96,7 @@ def build_runner(
         mem_fraction_static=config.mem_fraction_static,
         graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
         progress=progress or no_progress,
-        agree=int if group is None else group.least,
+        group=group,
         deterministic=config.deterministic,
         kept_prompts=config.limits.kept_prompts,
     )
@@ -112,9 +112,7 @@ def graph_rows(config: WorkerConfig, device: str, log_reason: bool = True) -> in
 
 
 def _why_no_graphs(config: WorkerConfig, device: str) -> str:
-    ranks = config.tensor_parallel_size
     reasons = {
-        f"--tensor-parallel-size {ranks} (a graph would have to contain the all-reduces)": ranks > 1,
         "--deterministic (decodes are computed like prefills)": config.deterministic,
         f"a {device.upper()}": device != "cuda",
     }
@@ -129,7 +127,6 @@ def _why_no_overlap(config: WorkerConfig, device: str) -> str:
     if config.overlap == "auto" and device != "cuda":
         return f"nothing to gain on a {device.upper()}"
     reasons = {
-        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
         "--speculative-config": config.speculative_config is not None,
         "--trace-schedule": bool(config.trace_schedule),
     }

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TRIAL_SECONDS = 120.0
+"""Limit of the start-up trial of a sharded model, several times the trial's own, which is checked between steps."""
+TRIAL_HANGS = (
+    f"the start-up trial of CUDA graphs and overlap hangs for {TRIAL_SECONDS:g} s: ranks wait for each other; "
+    "set --max-cudagraph-capture-size 0, and --overlap off if that does not help"
+)
+
 
 class Start(msgspec.Struct, frozen=True):
     """The parent's first message: address and configuration."""
@@ -170,8 +177,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     runner = build_runner(config, loaded, group, draft, adapters, _progress_reporter(end))
     if config.deterministic:
         check_invariance(runner)
-    if ranks is not None:
-        lead(runner, ranks)
+    if ranks is not None and group is not None:
+        lead(runner, ranks, group)
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
@@ -181,7 +188,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
-    modes = choose_modes(config, runner, steps, longest, adapters, _progress_reporter(end))
+    with nullcontext() if ranks is None else ranks.limit(TRIAL_SECONDS, TRIAL_HANGS):
+        modes = choose_modes(config, runner, steps, longest, adapters, _progress_reporter(end))
     end.send(Loading(phase="warmup", percent=0))
     warm_up(scheduler, runner, longest)
     runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)

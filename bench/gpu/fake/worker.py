@@ -44,15 +44,24 @@ class FakeGroup(Group):
         super().__init__(rank, size, CUDA)
         self._gpu = gpu
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def agree(self, failure: str) -> str:
+        return failure
+
+    def reconnect(self) -> None:
+        pass
+
+    def share(self, tensor: torch.Tensor) -> None:
+        self._check(tensor)
+        self._gpu.kernel("broadcast", size_of(tensor))
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
         self._check(tensor)
         self._gpu.kernel("all_reduce", 2 * size_of(tensor))
-        return tensor
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._check(tensor)
         self._gpu.kernel("all_gather", (1 + self.size) * size_of(tensor))
-        return torch.cat([torch.empty_like(tensor) for _ in range(self.size)], -1)
+        return [torch.empty_like(tensor) for _ in range(self.size)]
 
     def least(self, number: int) -> int:
         return number
@@ -66,6 +75,21 @@ class FakeGroup(Group):
             raise MixedDevices(f"a collective of {tuple(tensor.shape)} on the host: NCCL takes tensors of the device")
 
 
+class FakeSums:
+    """`flashinfer.comm`: the sum over ranks with the norm after it is one kernel, which reads two rows and writes two."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def create_allreduce_fusion_workspace(self, *_: Any) -> None:
+        return None
+
+    def allreduce_fusion(self, input: torch.Tensor, *_: Any, **named: Any) -> torch.Tensor:
+        FakeGroup._check(input)
+        self._gpu.kernel("flashinfer.allreduce_norm", 4 * size_of(input))
+        return input
+
+
 @contextmanager
 def fake_worker() -> Iterator[FakeGpu]:
     """Run the worker on a fake GPU in this context."""
@@ -74,6 +98,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("kernels.flashinfer", "kernels.registry", "model.loader"):
             patches.enter_context(patch(f"fairlead_worker.{name}.library", lambda: library))
         patches.enter_context(patch("fairlead_worker.sampling.device_filters.flashinfer_library.library", lambda: library))
+        patches.enter_context(patch("fairlead_worker.model.fused.sums._library", lambda: FakeSums(gpu)))
+        patches.enter_context(patch("fairlead_worker.model.fused.sums.unsupported", lambda group: ""))
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))

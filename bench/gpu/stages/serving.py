@@ -49,16 +49,17 @@ class Worker:
 
 
 @contextmanager
-def worker(device: Device, model: Path, *more: str) -> Iterator[Worker]:
-    """The whole worker over `model`, with flags for its size and `more`; ended with this. RuntimeError or TimeoutError where it does not
-    get ready, with the end of its log."""
+def worker(device: Device, model: Path, *more: str, gpus: int = 1) -> Iterator[Worker]:
+    """The whole worker over `model`, with flags for its size and `more`, and the first `gpus` GPUs; ended with this. RuntimeError or
+    TimeoutError where it does not get ready, with the end of its log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         flags = ["--model", f"file://{model}", "--host", "127.0.0.1", "--port", "0", "--limits", "max_grammar_bytes=0"]
         flags += ["--chunked-prefill-size", "2048"] if device.cuda else ["--kv-pages", "600", "--threads", "1"]
         began, ends = time.perf_counter(), time.monotonic() + min(device.left(), START_SECONDS)
         with log.open("wb") as output:
-            environment = os.environ | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device.cuda else ""}
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": seen if device.cuda else ""}
             environment |= {"FAIRLEAD_TERMINATION_LOG": os.devnull}
             command = [sys.executable, "-m", "fairlead_worker.main", *flags, *more]
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)

@@ -37,6 +37,7 @@ from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
 from fairlead_worker.scheduler.step_outputs import StepOutputs
+from fairlead_worker.sharding.group import Group
 
 PAGE, PAGES, SLOTS, GRAPH_ROWS, CONTEXT = 4, 10, 24, 2, 64
 VOCABULARY, NEW_TOKENS = 128, 4
@@ -65,8 +66,11 @@ class SmallForward:
 
     can_score = False
 
-    def __init__(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """`place`: moves the weights to the device."""
+    def __init__(
+        self, place: Callable[[torch.Tensor], torch.Tensor], add: Callable[[torch.Tensor], torch.Tensor] = lambda update: update
+    ) -> None:
+        """`place`: moves the weights to the device. `add`: the sum over the ranks."""
+        self._add = add
         drawn = torch.Generator().manual_seed(5)
 
         def weights(*shape: int) -> torch.Tensor:
@@ -80,7 +84,7 @@ class SmallForward:
         for number, (projections, output) in enumerate(self._layers):
             heads = (states @ projections).view(-1, 4, 64)
             attended = context.attend(number, heads[:, :2], heads[:, 2:3], heads[:, 3:])
-            states = states + attended.reshape(-1, 2 * 64) @ output
+            states = states + self._add(attended.reshape(-1, 2 * 64) @ output)
         return states[step.sampling] @ self._head
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> Any:
@@ -93,20 +97,27 @@ def make_runner(
     place: Callable[[torch.Tensor], torch.Tensor],
     pages: int = PAGES,
     scales: tuple[float, ...] | None = None,
+    group: Group | None = None,
 ) -> ModelRunner:
     loaded = LoadedModel(None, LAYERS, Path(), "", VOCABULARY, (), CONTEXT, torch.float16, device)  # type: ignore[arg-type]  # no modules
     spec = KVSpec(LAYERS, PAGE, torch.float16, device, scales)
     backend = FlashInferBackend(spec, pages, library)  # type: ignore[arg-type]  # a stand-in
-    with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place)):
+    with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place, *(() if group is None else (group.add,)))):
         runner = ModelRunner(loaded, backend)
     runner.filters = DeviceFilters(library)  # type: ignore[arg-type]  # as above
     return runner
 
 
-def capture(runner: ModelRunner, machine: Machine, failure: Failure | None = None, slots: AdapterSlots | None = None) -> list[str]:
+def capture(
+    runner: ModelRunner,
+    machine: Machine,
+    failure: Failure | None = None,
+    slots: AdapterSlots | None = None,
+    group: Group | None = None,
+) -> list[str]:
     """Record the runner's graphs, as `make_runner` does, with one operation that fails. Return the names of the operations."""
     runner.graphs = None
-    runner.graphs = graphs_for(runner.forward, runner.backend, GRAPH_ROWS, CONTEXT, slots=slots)
+    runner.graphs = graphs_for(runner.forward, runner.backend, GRAPH_ROWS, CONTEXT, slots=slots, group=group)
     assert runner.graphs is not None
     with machine.count_operations(failure) as operations:
         runner.graphs.capture()
@@ -169,9 +180,9 @@ class Engine:
         }
 
 
-def expected_answers(scales: tuple[float, ...] | None = None) -> list[list[int]]:
+def expected_answers(scales: tuple[float, ...] | None = None, group: Group | None = None) -> list[list[int]]:
     """Return the tokens of each prompt, alone on the CPU."""
-    engine = Engine(make_runner(torch.device("cpu"), interpreter, lambda weights: weights, 64, scales), pages=64)
+    engine = Engine(make_runner(torch.device("cpu"), interpreter, lambda weights: weights, 64, scales, group), pages=64)
     for prompt in range(len(PROMPTS)):
         engine.submit(prompt)
         engine.finish()
@@ -180,17 +191,23 @@ def expected_answers(scales: tuple[float, ...] | None = None) -> list[list[int]]
 
 @contextmanager
 def device_engine(
-    *, graphs: bool = True, host_tier: bool = True, is_old: bool = False, scales: tuple[float, ...] | None = None
+    *,
+    graphs: bool = True,
+    host_tier: bool = True,
+    is_old: bool = False,
+    scales: tuple[float, ...] | None = None,
+    group: Callable[[DeviceMode], Group] | None = None,
 ) -> Iterator[tuple[Engine, DeviceMode]]:
-    """Yield an engine on a new modelled device. `is_old`: as in `Machine`. `scales`: of KV in float8."""
+    """Yield an engine on a new modelled device. `is_old`: as in `Machine`. `scales`: of KV in float8. `group`: makes the ranks."""
     with (
         patch.object(workspace, "LEAST_WORKSPACE", 1024),
         patch.object(host, "STAGING_BYTES", 2 * KVSpec(LAYERS, PAGE, torch.float16, CUDA).page_bytes),
         modelled_device(is_old) as mode,
     ):
-        runner = make_runner(CUDA, make_library(mode), mode.adopt, scales=scales)
+        ranks = None if group is None else group(mode)
+        runner = make_runner(CUDA, make_library(mode), mode.adopt, scales=scales, group=ranks)
         if graphs:
-            capture(runner, mode.machine)
+            capture(runner, mode.machine, group=ranks)
         if host_tier:
             runner.host = host.CudaHostStore(runner.backend, SLOTS)
         try:

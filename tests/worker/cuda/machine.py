@@ -80,6 +80,8 @@ class Capture:
 
     pool: Pool
     origin: StreamState
+    mode: str = "global"
+    """Whose calls of CUDA may invalidate it: those of all threads ("global"), or of its own ("thread_local")."""
     nodes: list[Node] = field(default_factory=list)
     invalid: str = ""
     """The error that invalidated it."""
@@ -170,6 +172,12 @@ class Machine:
             for capture in self.captures:
                 capture.invalid = capture.invalid or what
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing: {what}")
+
+    def use_from_another_thread(self, what: str) -> None:
+        """Note a call of another thread that a capture does not permit. That thread's own error does not matter here."""
+        for capture in self.captures:
+            if capture.mode == "global":
+                capture.invalid = capture.invalid or f"{what}, on another thread"
 
     def find(self, what: str, unordered: list[Access]) -> None:
         for old in unordered:
@@ -265,7 +273,7 @@ class Machine:
 
     # Capture
 
-    def begin_capture(self, pool: Pool) -> Capture:
+    def begin_capture(self, pool: Pool, mode: str = "global") -> Capture:
         self.begin("capture_begin")
         stream = self.current
         if stream is self.default:
@@ -275,7 +283,7 @@ class Machine:
         self.recording.append(pool)
         pool.uses += 1
         self.begin("cudaStreamBeginCapture")
-        stream.capture = Capture(pool, stream)
+        stream.capture = Capture(pool, stream, mode)
         self.captures.append(stream.capture)
         return stream.capture
 

@@ -25,7 +25,7 @@ Plant = Callable[[Patch], None]
 
 def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None:
     """Replace parts of the source of a function or method, each of which it has once."""
-    function = getattr(owner, name)
+    function = inspect.unwrap(getattr(owner, name))
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in changes:
         assert source.count(old) == 1, f"{name} has {source.count(old)} times {old!r}"

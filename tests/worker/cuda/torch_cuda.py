@@ -84,7 +84,7 @@ def parts_of(machine: Machine, mode: DeviceMode) -> dict[str, Any]:
             self._done = False
 
         def capture_begin(self, pool: tuple[int, int], capture_error_mode: str = "global") -> None:
-            self._capture = machine.begin_capture(machine.pools[pool[1]])
+            self._capture = machine.begin_capture(machine.pools[pool[1]], capture_error_mode)
 
         def capture_end(self) -> None:
             assert self._capture is not None
@@ -102,14 +102,15 @@ def parts_of(machine: Machine, mode: DeviceMode) -> dict[str, Any]:
     class Graph:
         """As `torch.cuda.graph` (2.15): if `capture_begin` raises, its stream stays current."""
 
-        def __init__(self, graph: CUDAGraph, pool: tuple[int, int], stream: Stream) -> None:
+        def __init__(self, graph: CUDAGraph, pool: tuple[int, int], stream: Stream, capture_error_mode: str = "global") -> None:
+            self._mode = capture_error_mode
             self._graph, self._pool, self._context = graph, pool, torch.cuda.stream(stream)  # type: ignore[arg-type]  # the one above
 
         def __enter__(self) -> None:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             self._context.__enter__()  # type: ignore[no-untyped-call]  # the one above
-            self._graph.capture_begin(self._pool)
+            self._graph.capture_begin(self._pool, self._mode)
 
         def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
             try:

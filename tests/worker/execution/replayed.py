@@ -63,6 +63,10 @@ class Replayed:
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         run()  # as CudaRecorder: libraries initialise
+        return self.capture(run)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Record `run`."""
         with Recording() as recording:
             output = run()
         number = len(self.recorded)

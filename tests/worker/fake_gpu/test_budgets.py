@@ -25,6 +25,13 @@ def test_every_kernel_of_a_fused_layer_is_needed() -> None:
         assert sum(read()["llama bf16"][step]["layer"].kernels.values()) == 10
 
 
+def test_a_rank_has_as_many_kernels_as_one_gpu() -> None:
+    """Two of them also sum over the ranks."""
+    for step in ("decode", "prefill"):
+        alone, rank = (read()[f"llama bf16{ranks}"][step]["layer"].kernels for ranks in ("", ", 2 ranks"))
+        assert sum(alone.values()) == sum(rank.values()) and rank["flashinfer.allreduce_norm"] == 2
+
+
 def test_float8_kv_costs_no_further_kernel_and_half_the_bytes() -> None:
     """Rounding is part of the store. Decodes read 100 tokens of 4 rows, with 2 heads of 64 (keys and values), in half the bytes."""
     for step in ("decode", "prefill"):

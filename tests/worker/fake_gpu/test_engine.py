@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.execution.test_draft import Asking
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve, write_adapter
-from tests.worker.fake_gpu.waits import RANKS, SCORE, unexpected
+from tests.worker.fake_gpu.waits import SCORE, unexpected
 from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead_index.hashing import extend
@@ -24,6 +25,7 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
+from fairlead_worker.execution import trial
 from fairlead_worker.execution.draft import Drafts
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
@@ -33,7 +35,7 @@ from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.parallel.lead import lead, to_step
-from fairlead_worker.parallel.messages import Run
+from fairlead_worker.parallel.messages import DropGraphs, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -179,17 +181,25 @@ def test_the_start_up_trial_of_a_draft_model_waits_for_its_tokens_only(gpu: Fake
 
 
 def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
-    """Ranks have neither, so that nothing is tried, and each says why."""
     config = WorkerConfig(model="file:///m", max_num_seqs=4)
     assert graph_rows(config, "cuda") == 512
     runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
     assert choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512) == StepModes("on", "on")
     off = WorkerConfig(model="file:///m", overlap="off", max_cudagraph_capture_size=0)
     assert choose_modes(off, runner, SchedulerConfig(512), 512).overlap == "off: --overlap off"
-    sharded = WorkerConfig(model="file:///m", tensor_parallel_size=2)
-    rank = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, graph_rows=graph_rows(sharded, "cuda"))
-    modes = choose_modes(sharded, rank, SchedulerConfig(512), 512)
-    assert "--tensor-parallel-size 2" in modes.cuda_graphs and "--tensor-parallel-size 2" in modes.overlap and not modes.fallback
+
+
+def test_ranks_try_graphs_and_overlap_by_default(gpu: FakeGpu) -> None:
+    """If the trial fails, all ranks free their graphs."""
+    config, steps = WorkerConfig(model="file:///m", max_num_seqs=4, tensor_parallel_size=2), SchedulerConfig(512, max_num_seqs=4)
+    runners, groups, sent = ranks_of(gpu, "llama")
+    assert choose_modes(config, runners[0], steps, 512) == StepModes("on", "on")
+    follow(sent, runners[1], groups[1])
+    sent.messages.clear()
+    with patch.object(trial._Trial, "compare", lambda self, modes: "other tokens"):
+        modes = choose_modes(config, runners[0], steps, 512)
+    assert modes.cuda_graphs.startswith("off: ") and "other tokens" in modes.fallback and runners[0].graphs is None
+    assert sent.messages[-1] == DropGraphs()
 
 
 def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> None:
@@ -238,6 +248,25 @@ def test_float8_kv_does_not_wait(gpu: FakeGpu, family: str) -> None:
     runner.host = None  # unpins its memory
 
 
+def test_lora_adapters_on_a_rank_are_in_graphs(gpu: FakeGpu, tmp_path: Path) -> None:
+    """The slots have the sizes of this rank's part of each layer."""
+    write_adapter(load("llama").model, tmp_path, rank=4)
+    group = FakeGroup(gpu, 1, 2)
+    loaded = load("llama", group)
+    adapters = AdapterSet(loaded, 2, 8, growing=True, group=group)
+    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=2, group=group)
+    adapters.load(1, "a", "file:///a", tmp_path)
+    requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(2)]
+    requests[1].adapter = 1
+    gpu.record.clear()
+    Planner(requests, PAGES, PAGE, 64).run(runner)
+    assert unexpected(gpu.record) == [] and runner.graph_failure == ""
+    assert gpu.record.launches < len(gpu.record.kernels), "decodes with adapters are in graphs"
+
+
+COLLECTIVES = ("flashinfer.allreduce_norm", "all_reduce", "all_gather", "broadcast")
+
+
 class Sent:
     """The part of `Ranks` that leading needs."""
 
@@ -251,18 +280,45 @@ class Sent:
         return nullcontext()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
-def test_every_rank_of_a_sharded_model(gpu: FakeGpu, family: str) -> None:
-    runners = [make_runner(load(family, FakeGroup(gpu, rank, 2)), page_size=PAGE, kv_pages=PAGES, graph_rows=4) for rank in (0, 1)]
+def ranks_of(gpu: FakeGpu, family: str) -> tuple[list[ModelRunner], list[FakeGroup], Sent]:
+    """Return the runners of two ranks, with graphs, of which the first leads."""
+    groups = [FakeGroup(gpu, rank, 2) for rank in (0, 1)]
+    runners = [make_runner(load(family, group), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group) for group in groups]
     sent = Sent()
-    lead(runners[0], cast(Ranks, sent))
+    lead(runners[0], cast(Ranks, sent), groups[0])
     gpu.record.clear()
-    serve(runners[0], GREEDY, DRAWN)
-    assert gpu.record.by_name()["all_reduce"] > 0
+    return runners, groups, sent
+
+
+def follow(sent: Sent, runner: ModelRunner, group: FakeGroup) -> None:
+    """Do on another rank what was sent, as `parallel.follower.serve`."""
     for message in sent.messages:
         assert isinstance(message, Run)
-        runners[1].follow(*to_step(message, runners[1].loaded.device))
-    assert unexpected(gpu.record, RANKS) == []
+        step, graph, places = to_step(message, runner.loaded.device)
+        if message.shares:
+            group.share(step.tokens)
+        runner.follow(step, graph, places)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_every_rank_of_a_sharded_model(gpu: FakeGpu, family: str, overlapped: bool) -> None:
+    """The others do what rank 0 does, from the same graphs, and wait for nothing: their arrays arrive in the step's message."""
+    runners, groups, sent = ranks_of(gpu, family)
+    run_engine(runners[0], [GREEDY, DRAWN], overlapped)
+    assert unexpected(gpu.record) == []
+    leading, launches = gpu.record.by_name(), gpu.record.launches
+    gpu.record.clear()
+    follow(sent, runners[1], groups[1])
+    assert {wait.site for wait in gpu.record.waits} <= {"kernels/flashinfer.py:_stage"}, "the last plan has left FlashInfer's memory"
+    following = gpu.record.by_name()
+    assert [leading[name] for name in COLLECTIVES] == [following[name] for name in COLLECTIVES]
+    sums = [leading[name] // len(sent.messages) for name in ("flashinfer.allreduce_norm", "all_reduce")]
+    assert sums == {"llama": [4, 0], "qwen3_moe": [2, 2], "gemma2": [0, 4]}[family], (
+        "two in each layer, with the norm behind them if they can"
+    )
+    assert bool(leading["broadcast"]) == overlapped
+    assert any(message.graph for message in sent.messages) and gpu.record.launches < launches < sum(leading.values())
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])

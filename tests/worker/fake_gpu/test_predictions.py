@@ -25,6 +25,8 @@ def test_the_page_shows_what_the_model_predicts() -> None:
         (Kernel("add", 100, 0, ""), 1, 2e-6),
         (Kernel("all_reduce", 100, 0, ""), 4, 10e-6),
         (Kernel("all_reduce", 540_000_000, 0, ""), 4, 1e-3),
+        (Kernel("flashinfer.allreduce_norm", 100, 0, ""), 4, 7e-6),
+        (Kernel("flashinfer.allreduce_norm", 540_000_000, 0, ""), 4, 1e-3),
     ],
 )
 def test_a_kernel_takes_the_longest_of_its_limits(kernel: Kernel, ranks: int, seconds: float) -> None:

@@ -18,10 +18,6 @@ SCORE = {
     ("copy to the host", "execution/scoring.py:_score_block"): "prompt log-probabilities go to the client",
     ("copy to the host", "execution/pooling.py:pool"): "one copy of all embeddings",
 }
-RANKS = {
-    ("copy to the host", "parallel/lead.py:_bytes"): "rank 0 sends the step's arrays to the other ranks",
-    ("copy of pageable memory to the device", "parallel/lead.py:to_step"): "the arrays arrive as messages",
-}
 ROPE = {
     ("aten._local_scalar_dense reads a value", "transformers/modeling_rope_utils.py:dynamic_frequency_update"): (
         "the rope depends on the longest text; such models have no graphs"

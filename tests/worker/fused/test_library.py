@@ -7,6 +7,7 @@ import pytest
 from bench.gpu import interpreter
 from tests.worker.kernels.test_flashinfer_library import functions, signature, source
 
+from fairlead_worker.model.fused import sums
 from fairlead_worker.model.fused.library import Library
 
 FILES = {"norm/__init__.py": "norm", "activation.py": "and_mul", "rope.py": "rope"}
@@ -29,3 +30,15 @@ def test_the_real_function_takes_our_arguments(name: str) -> None:
 def test_the_interpreted_function_takes_them_too(name: str) -> None:
     ours = list(inspect.signature(getattr(Library, name)).parameters)[1:]
     assert list(inspect.signature(getattr(interpreter, name)).parameters) == ours
+
+
+@pytest.mark.parametrize("name", [name for name in vars(sums.Library) if not name.startswith("_")])
+def test_the_real_sum_over_ranks_takes_our_arguments(name: str) -> None:
+    folder = source() / "comm"
+    real = signature(dict(functions(ast.parse((folder / "allreduce.py").read_text())))[name], method=False)
+    parameters = list(inspect.signature(getattr(sums.Library, name)).parameters.values())[1:]
+    ours = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+    real.bind(*ours, **{parameter.name: None for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY})
+    assert list(real.parameters)[: len(ours)] == ours, "a position means the same to both"
+    source_of_kernel = (folder / "trtllm_ar.py").read_text()
+    assert f"kARResidualRMSNorm = {sums.SUM_AND_NORM}\n" in source_of_kernel and "def get_trtllm_comm_module()" in source_of_kernel

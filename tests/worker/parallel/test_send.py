@@ -5,7 +5,10 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ import zmq
 from tests.worker.execution.planner import make_request
 
 from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.parallel import ranks as ranks_module
 from fairlead_worker.parallel.lead import to_message, to_step
@@ -69,6 +73,30 @@ def test_a_step_is_sent_without_a_copy_from_the_device() -> None:
     message = to_message(pack(plan, 2, torch.device("meta")))
     assert message == to_message(pack(plan, 2, torch.device("cpu")))
     assert to_step(message, torch.device("cpu"))[0].tokens.tolist() == [11, 12, 13]
+
+
+def test_ranks_get_a_step_before_rank_0_plans_it() -> None:
+    """So that all of them plan at the same time."""
+    events: list[str] = []
+
+    class Backend:
+        def plan(self, step: object) -> None:
+            events.append("plan")
+
+    class Others:
+        @contextmanager
+        def run(self, *_: object, **__: object) -> Iterator[None]:
+            events.append("send")
+            yield
+
+        def share(self, tokens: object) -> None:
+            events.append("share")
+
+    runner: Any = ModelRunner.__new__(ModelRunner)
+    runner.followers, runner.graphs, runner.backend = Others(), None, Backend()
+    runner.forward = lambda step, context: events.append("run")
+    runner.run(SimpleNamespace(tokens=None), lambda: events.append("fill"))
+    assert events == ["send", "fill", "share", "plan", "run"]
 
 
 class FakeProcesses:

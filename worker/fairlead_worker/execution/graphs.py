@@ -9,13 +9,17 @@ input: the prefill wrapper then attends, over as many rows as tokens, of which t
 
 If requests may have LoRA adapters, each size is recorded twice: plain, so that steps without an adapter pay nothing, and with the
 adapter slots (`lora/slots.py`), where a row's slot is one more input.
+
+The ranks of a sharded model record the same graphs in the same order. Until all have recorded one, none waits for another in a collective:
+the run before a capture leaves them out, and a capture runs nothing. So if one rank fails, all of them can go on without graphs
+(`sharding.group.Group.agree`). Rank 0 decides which graph a step replays, and sends it with the step.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -26,9 +30,20 @@ from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.lora.slots import AdapterSlots
+from fairlead_worker.sharding.group import Group
 from fairlead_worker.weights.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Choice(NamedTuple):
+    """The graph that a step replays."""
+
+    rows: int
+    """Its size."""
+    joins: bool = False
+    """Whether rows of one request are joined."""
 
 
 class Recorder(Protocol):
@@ -46,7 +61,11 @@ class CudaRecorder:
     stream that they were ever used on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group | None = None) -> None:
+        """`group`: of a sharded model."""
+        self._group = group
+        # Of a sharded model, threads of NCCL and of torch's watchdog use CUDA during a capture (vllm-project/vllm#46253).
+        self._mode = "global" if group is None else "thread_local"
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
@@ -57,8 +76,9 @@ class CudaRecorder:
             side.wait_stream(compute)
             # `torch.cuda.graph` alone leaves its stream current if the capture cannot begin (torch 2.15), or cannot end (earlier ones).
             with torch.cuda.stream(side):
-                run()  # libraries initialise at their first call, which must not be recorded
-                with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                with nullcontext() if self._group is None else self._group.rehearse():
+                    run()  # libraries initialise at their first call, which must not be recorded
+                with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode=self._mode):
                     output = run()
             compute.wait_stream(side)
         except Exception:
@@ -108,11 +128,12 @@ class GraphedDecodes:
         recorder: Recorder,
         slots: AdapterSlots | None = None,
         verifies: bool = False,
+        group: Group | None = None,
     ) -> None:
         """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
-        steps may have drafted tokens.
+        steps may have drafted tokens. `group`: the ranks, which all record the same graphs; None: this process alone has the model.
         """
-        self._forward, self._backend, self._recorder, self._slots = forward, backend, recorder, slots
+        self._forward, self._backend, self._recorder, self._slots, self._group = forward, backend, recorder, slots, group
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """Page tables of the step that is replayed, shared by all graphs."""
         self.sizes = batch_sizes(most)
@@ -137,30 +158,57 @@ class GraphedDecodes:
         """Record every size, largest first, so that smaller ones fit into its memory. Sizes that cannot be recorded run without a graph."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("capture", 100 * done // len(self.sizes))
-            try:
-                graph = _Graph(self._backend, size, self._pages)
-                self._record_adapted(graph, size)
-                graph.record(self._forward, self._recorder)
-            except Exception as error:  # whatever a kernel raises that cannot be recorded
-                self.failure = f"a step of {size} decodes cannot be recorded: {describe_failure(error)}"
+            failures = self.adapter_failure, self.verification_failure
+            graph = self._record(size)
+            if graph is None:
                 logger.warning("decodes run without CUDA graphs: %s", self.failure)
-                self._graphs.clear()
-                self._verifications.clear()
+                self._clear()
                 return
             self._graphs[size] = graph
             self._record_verification(size)
+            if self._group is not None and failures != (self.adapter_failure, self.verification_failure):
+                self._clear()  # they use the communicators that the ranks have replaced
+                self.capture(progress)
+                return
         progress("capture", 100)
         adapted = "" if self._slots is None else ", each with and without LoRA adapters"
         logger.info("CUDA graphs for decodes of %s rows%s", ", ".join(map(str, self.sizes)), adapted)
 
+    def _attempt(self, what: str, record: Callable[[], T]) -> tuple[T | None, str]:
+        """Return what `record` returns, or None and why it fails on this rank or on another."""
+        recorded, failure = None, ""
+        try:
+            recorded = record()
+        except Exception as error:  # whatever a kernel raises that cannot be recorded
+            failure = f"{what} cannot be recorded: {describe_failure(error)}"
+        if self._group is not None:
+            failure = self._group.agree(failure)
+            if failure:
+                self._group.reconnect()
+        return (None if failure else recorded), failure
+
+    def _clear(self) -> None:
+        self._graphs.clear()
+        self._verifications.clear()
+
+    def _record(self, size: int) -> "_Graph | None":
+        what = f"a step of {size} decodes"
+        graph, self.failure = self._attempt(what, lambda: _Graph(self._backend, size, self._pages))
+        if graph is None:
+            return None
+        self._record_adapted(graph, size)
+        recorded, self.failure = self._attempt(what, lambda: graph.record(self._forward, self._recorder))
+        return recorded
+
     def _record_verification(self, size: int) -> None:
         if not self._verifies or size < 2:
             return
-        try:
-            graph = _Graph(self._backend, size, self._pages, joins=True)
-            graph.record(self._forward, self._recorder)
-        except Exception as error:
-            self.verification_failure = f"a step of {size} drafted tokens cannot be recorded: {describe_failure(error)}"
+        graph, failure = self._attempt(
+            f"a step of {size} drafted tokens",
+            lambda: _Graph(self._backend, size, self._pages, joins=True).record(self._forward, self._recorder),
+        )
+        if graph is None:
+            self.verification_failure = failure
             logger.warning("drafted tokens are rows of their own in CUDA graphs: %s", self.verification_failure)
             self._verifies = False
             self._verifications.clear()
@@ -168,12 +216,14 @@ class GraphedDecodes:
         self._verifications[size] = graph
 
     def _record_adapted(self, graph: "_Graph", size: int) -> None:
-        if self._slots is None:
+        slots = self._slots
+        if slots is None:
             return
-        try:
-            graph.record_adapted(self._forward, self._recorder, self._slots)
-        except Exception as error:
-            self.adapter_failure = f"a step of {size} decodes with LoRA adapters cannot be recorded: {describe_failure(error)}"
+        recorded, failure = self._attempt(
+            f"a step of {size} decodes with LoRA adapters", lambda: graph.record_adapted(self._forward, self._recorder, slots)
+        )
+        if recorded is None:
+            self.adapter_failure = failure
             logger.warning("decodes with LoRA adapters run without CUDA graphs: %s", self.adapter_failure)
             self._slots = None
 
@@ -182,6 +232,11 @@ class GraphedDecodes:
 
         None if no graph fits: the step has prompts, too many rows, or an adapter without a slot.
         """
+        chosen = self.choose(step)
+        return None if chosen is None else self.replay(chosen, step)
+
+    def choose(self, step: PackedStep) -> Choice | None:
+        """Return the graph that `step` replays; None if none fits."""
         rows = len(step.starts)
         if len(step.tokens) != rows or len(step.sampling) != rows:
             return None
@@ -189,10 +244,16 @@ class GraphedDecodes:
         if slots is None:
             return None
         size = next((size for size in self.sizes if size >= rows), 0)
-        graph = self._graphs.get(size)
-        if graph is not None and not slots and size in self._verifications and join_rows(step) is not None:
-            graph = self._verifications[size]
-        return None if graph is None else graph.run(step, slots)[:rows]
+        if size not in self._graphs:
+            return None
+        return Choice(size, joins=not slots and size in self._verifications and join_rows(step) is not None)
+
+    def replay(self, chosen: Choice, step: PackedStep) -> torch.Tensor:
+        """Return logits as `run`, from the chosen graph. Raises RuntimeError if it is not recorded, or has no slot for an adapter."""
+        graph, slots = (self._verifications if chosen.joins else self._graphs).get(chosen.rows), self._slots_of(step)
+        if graph is None or slots is None:
+            raise RuntimeError(f"rank 0 replays a CUDA graph of {chosen.rows} rows, which this rank has not recorded for such a step")
+        return graph.run(step, slots)[: len(step.starts)]
 
     def _slots_of(self, step: PackedStep) -> Sequence[int] | None:
         """Return the slot of each row's adapter; empty if no row has one, None if an adapter has no slot."""
@@ -234,17 +295,22 @@ class _Graph:
         self._replay: Callable[[], torch.Tensor] | None = None
         self._replay_adapted: Callable[[], torch.Tensor] | None = None
 
-    def record(self, forward: Forward, recorder: Recorder) -> None:
+    def record(self, forward: Forward, recorder: Recorder) -> "_Graph":
+        """Return this graph."""
         self._plan(self._inputs)
         self._replay = recorder.record(lambda: forward(self._inputs, self))
+        return self
 
-    def record_adapted(self, forward: Forward, recorder: Recorder, slots: AdapterSlots) -> None:
+    def record_adapted(self, forward: Forward, recorder: Recorder, slots: AdapterSlots) -> "_Graph":
+        """Return this graph."""
+
         def run() -> torch.Tensor:
             with slots.activate(self._adapter_slots):
                 return forward(self._inputs, self)
 
         self._plan(self._inputs)
         self._replay_adapted = recorder.record(run)
+        return self
 
     def run(self, step: PackedStep, adapter_slots: Sequence[int] = ()) -> torch.Tensor:
         """Return logits [size, vocabulary]. `adapter_slots`: slot of each row; empty: no row has an adapter."""
@@ -318,8 +384,9 @@ def graphs_for(
     recorder: Recorder | None = None,
     slots: AdapterSlots | None = None,
     verifies: bool = False,
+    group: Group | None = None,
 ) -> GraphedDecodes | None:
-    """Return graphs for up to `most` rows, not yet recorded. `verifies`: also for drafted tokens.
+    """Return graphs for up to `most` rows, not yet recorded. `verifies`: also for drafted tokens. `group`: as in `GraphedDecodes`.
 
     None if `most` is 0, or if the backend or a layer kind is not FlashInfer's.
     """
@@ -329,7 +396,7 @@ def graphs_for(
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
     assert isinstance(backend, FlashInferBackend), "there is no reason why not"
-    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots, verifies)
+    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(group), slots, verifies, group)
 
 
 def unsupported_reason(backend: Backend) -> str:

@@ -67,18 +67,17 @@ class OverlappedRunner:
             if runner.host is not None:
                 runner.host.copy(plan.saves, plan.loads)
             logits: torch.Tensor | None = None
-            if step is not None and fill is not None:
-                fill()
-                logits = runner.run(step)
+            if step is not None:
+                logits = runner.run(step, fill)
             return complete(logits)
 
         return LaunchedStep(self, plan, self.stream.run(forward), began)
 
-    def _fill_placeholders(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
-        """Return a function that replaces the plan's placeholders by the tokens of the previous step."""
+    def _fill_placeholders(self, plan: StepPlan, step: PackedStep) -> Callable[[], object] | None:
+        """Return a function that replaces the plan's placeholders by the tokens of the previous step; None: there are none."""
         choice, at, chosen, end = self.unread, list[int](), list[int](), 0
         if choice is None:
-            return lambda: None
+            return None
         for row in plan.rows:
             end += row.count
             place = choice.rows.get(row.request)
@@ -86,7 +85,7 @@ class OverlappedRunner:
                 at.append(end - 1)
                 chosen.append(place)
         if not at:
-            return lambda: None
+            return None
         device, tokens = step.tokens.device, choice.tokens
         to, source = to_device(at, device), to_device(chosen, device)
         return lambda: step.tokens.index_copy_(0, to, tokens.index_select(0, source))

@@ -9,8 +9,9 @@ import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.draft import Drafter, Drafts
+from fairlead_worker.execution.followers import Followers
 from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, unsupported_reason
+from fairlead_worker.execution.graphs import Choice, GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
@@ -37,6 +38,7 @@ from fairlead_worker.sampling.verify import verify
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.sharding.group import Group
 from fairlead_worker.weights.progress import Progress, no_progress
 
 
@@ -75,6 +77,8 @@ class ModelRunner:
         """CUDA graphs for decode-only steps; None: every step runs eagerly."""
         self.graph_failure = ""
         """Why CUDA graphs, or those for adapters or drafted tokens, could not be recorded; empty: they were, or none were wanted."""
+        self.followers: Followers | None = None
+        """The other ranks of a sharded model; None: there are none, or this rank is one of them."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -149,7 +153,10 @@ class ModelRunner:
         step = self._pack(plan, drafts)
         to_score, targets = positions_to_score(plan)
         places = torch.cat((to_score, places_to_pool(plan)))
-        logits, seen = self.forward.score(step, self.backend.plan(step), to_device(places, self.loaded.device))
+        with nullcontext() if self.followers is None else self.followers.run(step, None, places):
+            logits, seen = self.forward.score(step, self.backend.plan(step), to_device(places, self.loaded.device))
+        if self.followers is not None:
+            seen = self.followers.join_states(seen)
         scores = score(plan, targets, seen.logits, self.loaded.vocabulary_size) if plan.scores else []
         if self.kept is not None:
             logits = self.kept.prepare(plan)(logits)
@@ -157,8 +164,12 @@ class ModelRunner:
         return logits, scores, pooled
 
     @torch.inference_mode()
-    def follow(self, step: PackedStep, places: torch.Tensor | None) -> HiddenStates | None:
-        """Run on a rank other than 0 the pass that rank 0 runs for `step`; return the hidden states at `places`."""
+    def follow(self, step: PackedStep, graph: Choice | None = None, places: torch.Tensor | None = None) -> HiddenStates | None:
+        """Run on a rank other than 0 what rank 0 runs for `step`: `graph`, or the forward pass. Return the hidden states at `places`."""
+        if graph is not None:
+            assert self.graphs is not None, "all ranks have recorded, or none"
+            self.graphs.replay(graph, step)
+            return None
         context = self.backend.plan(step)
         if places is None:
             self.forward(step, context)
@@ -179,9 +190,21 @@ class ModelRunner:
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         return step if drafts is None else drafts.fill(step)
 
-    def run(self, step: PackedStep) -> torch.Tensor:
-        """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step."""
-        return run_step(step, self.forward, self.backend, self.graphs)
+    def run(self, step: PackedStep, fill: Callable[[], object] | None = None) -> torch.Tensor:
+        """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step.
+
+        `fill`: puts tokens that the host does not know yet into the step.
+        """
+        others = self.followers
+        if others is None:
+            if fill is not None:
+                fill()
+            return run_step(step, self.forward, self.backend, self.graphs)
+        with others.run(step, None if self.graphs is None else self.graphs.choose(step), shares=fill is not None):
+            if fill is not None:
+                fill()
+                others.share(step.tokens)
+            return run_step(step, self.forward, self.backend, self.graphs)
 
 
 def make_runner(
@@ -202,7 +225,7 @@ def make_runner(
     deterministic: bool = False,
     kept_prompts: int = 0,
     progress: Progress = no_progress,
-    agree: Callable[[int], int] = int,
+    group: Group | None = None,
     memory: DeviceMemory | None = None,
 ) -> ModelRunner:
     """Make a runner with KV storage of `kv_pages` pages.
@@ -227,7 +250,7 @@ def make_runner(
 
     `memory`: memory of the device; None: read from the device.
 
-    `agree`: takes the pages that this rank has room for and returns the pages of all ranks of a sharded model.
+    `group`: the ranks of a sharded model, which get as many pages as each of them has room for.
 
     Raises ValueError if not even one page fits, or if the backend is unknown.
     """
@@ -238,9 +261,7 @@ def make_runner(
     failure = adapter_failure = verification_failure = ""  # of a capture
     if draft is not None or loaded.ranks > 1 or not loaded.generates:
         kept_prompts = 0
-    if loaded.ranks > 1:
-        graph_rows = 0  # `build.graph_rows` reports this to the user
-    elif steps is not None:
+    if steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
     verifies = steps is not None and steps.speculative_method != "none"
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
@@ -282,7 +303,9 @@ def make_runner(
 
             def record() -> GraphedDecodes | None:
                 nonlocal failure, adapter_failure, verification_failure
-                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verifies and model is loaded)
+                shared = group if model is loaded else None  # a draft model is whole, on rank 0
+                verified = verifies and model is loaded
+                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verified, shared)
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                     verification_failure = verification_failure or graphs.verification_failure
@@ -298,7 +321,9 @@ def make_runner(
         if failure:  # each failed capture leaves its memory allocated in some releases of torch
             graph_rows = drafted_rows = 0
     progress("cache", 0)
-    pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
+    pages = kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes
+    if group is not None:
+        pages = group.least(pages)
     if pages < 1:
         pending = 0 if adapters is None else adapters.pending_bytes()
         raise ValueError(
@@ -331,7 +356,7 @@ def make_runner(
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None or adapter_failure else adapters.slots
     verifies = verifies and not verification_failure
-    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots, verifies)
+    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots, verifies, group)
     if runner.graphs is not None:
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
         verification_failure = verification_failure or runner.graphs.verification_failure
@@ -347,9 +372,10 @@ def _graphs(
     progress: Progress,
     slots: AdapterSlots | None = None,
     verifies: bool = False,
+    group: Group | None = None,
 ) -> GraphedDecodes | None:
     """Return recorded graphs for up to `rows` decodes; None where the backend cannot have them."""
-    graphs = graphs_for(forward, backend, rows, context, slots=slots, verifies=verifies)
+    graphs = graphs_for(forward, backend, rows, context, slots=slots, verifies=verifies, group=group)
     if graphs is not None:
         graphs.capture(progress)
     return graphs

@@ -109,6 +109,8 @@ def try_modes(
         runner.graphs = None
         if drafter is not None:
             drafter.graphs = None
+        if runner.followers is not None:
+            runner.followers.drop_graphs()
     if trial.has_raised:
         trial.serve_plainly()
     if failure:

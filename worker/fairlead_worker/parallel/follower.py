@@ -23,6 +23,7 @@ from fairlead_worker.parallel.messages import (
     AdapterFetched,
     AddAdapter,
     CopyPages,
+    DropGraphs,
     End,
     Join,
     LoadModel,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fairlead_worker.execution.forward import HiddenStates
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.lora.adapters import AdapterSet
+    from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +128,10 @@ def follow(join: Join, channel: RankChannel) -> None:
             return
     runner = build_runner(config, loaded, group, adapters=adapters)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
-    serve(channel, runner, adapters)
+    serve(channel, runner, group, adapters)
 
 
-def serve(channel: RankChannel, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
+def serve(channel: RankChannel, runner: "ModelRunner", group: "Group", adapters: "AdapterSet | None" = None) -> None:
     """Compute what rank 0 computes, until `End`."""
     from fairlead_worker.errors import AdapterError
     from fairlead_worker.parallel.lead import to_step
@@ -139,10 +141,15 @@ def serve(channel: RankChannel, runner: "ModelRunner", adapters: "AdapterSet | N
     while True:
         match channel.receive():
             case Run() as run:
-                seen = runner.follow(*to_step(run, runner.loaded.device))
+                step, graph, places = to_step(run, runner.loaded.device)
+                if run.shares:
+                    group.share(step.tokens)
+                seen = runner.follow(step, graph, places)
             case ReadLogits(start=start, stop=stop):
                 assert seen is not None, "rank 0 looks at places of the last pass"
                 seen.logits(slice(start, stop))
+            case DropGraphs():
+                runner.graphs = None
             case CopyPages(saves=saves, loads=loads):
                 assert runner.host is not None, "rank 0 has a host tier of the same configuration"
                 runner.host.copy(saves, loads)

@@ -1,27 +1,31 @@
 """Rank 0's side of shared work: passes, copies and adapter changes are sent to the other ranks before rank 0 starts them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fairlead_worker.execution.forward import Forward, HiddenStates
+from fairlead_worker.execution.forward import HiddenStates
+from fairlead_worker.execution.graphs import Choice
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.parallel.messages import AddAdapter, CopyPages, FetchFiles, ReadLogits, RemoveAdapter, Run
+from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, FetchFiles, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.sharding.group import Group
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.progress import Progress
 from fairlead_worker.weights.uri import resolve
 
 
-def lead(runner: ModelRunner, ranks: Ranks) -> None:
+def lead(runner: ModelRunner, ranks: Ranks, group: Group) -> None:
     """Make the other ranks compute what `runner` computes from now on. They must have made their runner in the same way."""
-    runner.forward = LedForward(runner.forward, ranks)
+    runner.followers = RankFollowers(ranks, group)
     if runner.host is not None:
         runner.host = LedHost(runner.host, ranks)
 
@@ -39,25 +43,26 @@ class Located:
         return folder
 
 
-class LedForward:
-    """Implements `execution.forward.Forward`."""
+class RankFollowers:
+    """Implements `execution.followers.Followers`."""
 
-    def __init__(self, inner: Forward, ranks: Ranks) -> None:
-        self._inner, self._ranks = inner, ranks
-        self.can_score = inner.can_score
+    def __init__(self, ranks: Ranks, group: Group) -> None:
+        self._ranks, self._group = ranks, group
 
-    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        """Return logits [S, vocabulary] of `step.sampling`."""
-        self._ranks.send(to_message(step))
+    @contextmanager
+    def run(self, step: PackedStep, graph: Choice | None, places: torch.Tensor | None = None, shares: bool = False) -> Iterator[None]:
+        self._ranks.send(to_message(step, graph, places, shares))
         with self._ranks.collective():
-            return self._inner(step, context)
+            yield
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
-        """Return the same logits, and the model's results at `places`."""
-        self._ranks.send(to_message(step, places))
-        with self._ranks.collective():
-            logits, seen = self._inner.score(step, context, places)
-        return logits, LedHiddenStates(seen, self._ranks)
+    def share(self, tokens: torch.Tensor) -> None:
+        self._group.share(tokens)
+
+    def join_states(self, states: HiddenStates) -> HiddenStates:
+        return LedHiddenStates(states, self._ranks)
+
+    def drop_graphs(self) -> None:
+        self._ranks.send(DropGraphs())
 
 
 class LedHiddenStates:
@@ -115,8 +120,8 @@ class LedAdapters:
             return self._inner.change(message)
 
 
-def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
-    """Encode a step. Waits for the device only if the step has no arrays on the host, or for `places`."""
+def to_message(step: PackedStep, graph: Choice | None = None, places: torch.Tensor | None = None, shares: bool = False) -> Run:
+    """Encode a step. Waits for the device only if the step has no arrays on the host."""
     arrays = step.host or step
     return Run(
         tokens=_bytes(arrays.tokens),
@@ -129,23 +134,26 @@ def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
         sampling=_bytes(arrays.sampling),
         places=None if places is None else _bytes(places),
         adapters=list(step.adapters),
+        graph=None if graph is None else (graph.rows, graph.joins),
+        shares=shares,
     )
 
 
-def to_step(message: Run, device: torch.device) -> tuple[PackedStep, torch.Tensor | None]:
-    """Decode the step onto `device`, and `places` [n] int64."""
+def to_step(message: Run, device: torch.device) -> tuple[PackedStep, Choice | None, torch.Tensor | None]:
+    """Decode the step onto `device`, the graph that replays it, and `places` [n] int64."""
     step = PackedStep(
-        tokens=_tensor(message.tokens).to(device),
-        positions=_tensor(message.positions).to(device),
-        slots=_tensor(message.slots).to(device),
+        tokens=to_device(_tensor(message.tokens), device),
+        positions=to_device(_tensor(message.positions), device),
+        slots=to_device(_tensor(message.slots), device),
         starts=message.starts,
         counts=message.counts,
         page_indptr=_tensor(message.page_indptr, np.int32),
         page_indices=_tensor(message.page_indices, np.int32),
-        sampling=_tensor(message.sampling).to(device),
+        sampling=to_device(_tensor(message.sampling), device),
         adapters=message.adapters,
     )
-    return step, None if message.places is None else _tensor(message.places).to(device)
+    graph = None if message.graph is None else Choice(*message.graph)
+    return step, graph, None if message.places is None else to_device(_tensor(message.places), device)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -42,6 +42,10 @@ class Run(msgspec.Struct, tag=True, frozen=True):
     """Token indices whose hidden states are recorded too, int64; None: none."""
     adapters: list[int] = []
     """Number of each row's adapter, 0 for none; empty: no row has one."""
+    graph: tuple[int, bool] | None = None
+    """The CUDA graph that rank 0 replays (`execution.graphs.Choice`); None: it runs the forward pass."""
+    shares: bool = False
+    """Whether some tokens are placeholders, and rank 0 gives the others its own, from device to device."""
 
 
 class ReadLogits(msgspec.Struct, tag=True, frozen=True):
@@ -49,6 +53,10 @@ class ReadLogits(msgspec.Struct, tag=True, frozen=True):
 
     start: int
     stop: int
+
+
+class DropGraphs(msgspec.Struct, tag=True, frozen=True):
+    """Free the CUDA graphs: rank 0 replays none of them from now on."""
 
 
 class CopyPages(msgspec.Struct, tag=True, frozen=True):
@@ -153,6 +161,6 @@ class NodeRejected(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToRank = LoadModel | Run | ReadLogits | CopyPages | AdapterFetched | AddAdapter | RemoveAdapter | End
+ToRank = LoadModel | Run | ReadLogits | DropGraphs | CopyPages | AdapterFetched | AddAdapter | RemoveAdapter | End
 FromNode = Hello | Progress | FetchDone | NodeFailed
 ToNode = Welcome | NodeRejected

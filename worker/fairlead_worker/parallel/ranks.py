@@ -97,6 +97,17 @@ class Ranks:
                 time.sleep(0.01)
             raise
 
+    @contextmanager
+    def limit(self, seconds: float, reason: str) -> Iterator[None]:
+        """End this process with `reason` if the context takes longer: ranks that wait for each other in a kernel raise nothing."""
+        timer = threading.Timer(seconds, self._on_loss, [reason])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def close(self, grace: float = GRACE_SECONDS) -> None:
         """End all ranks; kill the rest after `grace` seconds. Returns when all have ended."""
         self._ending.acquire()

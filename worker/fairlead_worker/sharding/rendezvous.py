@@ -9,7 +9,8 @@ from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # exported, but not in its stubs
+from torch.distributed import FileStore as FileStore  # type: ignore[attr-defined]  # exported, but not in its stubs
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported, but not in its stubs
 from torch.distributed import Store as Store  # type: ignore[attr-defined]
 
 LOADING = timedelta(hours=1)
@@ -40,6 +41,11 @@ def join_store(address: str, size: int) -> Store:
     if is_loopback(host):
         _on_loopback()
     return TCPStore(host, int(port), size, is_master=False, timeout=LOADING, wait_for_workers=False)
+
+
+def within(store: Store, prefix: str) -> Store:
+    """Return a part of `store` of its own."""
+    return PrefixStore(prefix, store)
 
 
 def is_loopback(host: str) -> bool:

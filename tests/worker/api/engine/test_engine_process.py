@@ -198,7 +198,7 @@ def test_on_a_cpu_nothing_is_tried_by_default(model: Path, monkeypatch: pytest.M
     ("device", "flags", "rows", "why"),
     [
         ("cuda", {}, 8, ""),
-        ("cuda", {"tensor_parallel_size": 2}, 0, "--tensor-parallel-size 2"),
+        ("cuda", {"tensor_parallel_size": 2}, 8, ""),
         ("cuda", {"deterministic": True}, 0, "--deterministic"),
         ("cpu", {}, 0, "a CPU"),
     ],

@@ -6,6 +6,7 @@ kind that fails is undone, with a warning that gives the reason.
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from transformers import PreTrainedModel
 
@@ -17,11 +18,13 @@ from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.norms import norm_patches, residual_patches
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
+from fairlead_worker.model.fused.sums import group_of, is_sharded, sum_patches
 from fairlead_worker.model.fused.trial import LOW_BIT, TOLERANCE, difference, trial
+from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("norm", "residual", "activation", "experts", "rope")
+KINDS = ("norm", "residual", "sums", "activation", "experts", "rope")
 
 
 def fuse_layers(
@@ -29,7 +32,8 @@ def fuse_layers(
 ) -> tuple[str, ...]:
     """Fuse those of `kinds` that can be in `model`; return which were. limit: positions of the longest request.
 
-    `residual` needs `norm`, and `activation` needs stacked projections (`fuse_projections`).
+    `residual` needs `norm`, `sums` needs `residual`, and `activation` needs stacked projections (`fuse_projections`). The ranks of a
+    sharded model call this together, and all of them fuse a kind or none does.
     """
     name, dtype = type(model).__name__, model.dtype
     if dtype not in DTYPES:
@@ -38,29 +42,50 @@ def fuse_layers(
     finders: dict[str, Callable[[], list[Patch]]] = {
         "norm": lambda: norm_patches(model, library),
         "residual": lambda: residual_patches(model),
+        "sums": lambda: sum_patches(model),
         "activation": lambda: gated_patches(model, library),
         "experts": lambda: expert_patches(model, library),
         "rope": lambda: rope_patches(model, library, layers, limit),
     }
+    applies = {"experts": has_experts, "sums": is_sharded}
+    group = group_of(model)
     before = trial(model, limit)
     tolerance = TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT
     made: dict[str, int] = {}
-    for kind in (kind for kind in KINDS if kind in kinds and (kind != "experts" or has_experts(model))):
+    for kind in (kind for kind in KINDS if kind in kinds and (kind not in applies or applies[kind](model))):
         patches: list[Patch] = []
-        try:
-            patches = finders[kind]()
-            for number, patch in enumerate(patches):
-                patch.apply()
-                made[kind] = number + 1
+
+        def apply() -> None:
+            with nullcontext() if group is None else group.rehearse():  # so that no rank waits for one that fails
+                for patch in finders[kind]():  # noqa: B023  # runs immediately
+                    patch.apply()
+                    patches.append(patch)  # noqa: B023
+                if group is not None:
+                    trial(model, limit)
+
+        def compare() -> None:
             worst = difference(trial(model, limit), before)
             if not worst <= tolerance:
                 raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {tolerance:.0e}")
-        except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
-            logger.warning("%s: %s stays unfused: %s", name, kind, reason if isinstance(reason, Unfused) else _shown(reason))
-            for patch in reversed(patches[: made.pop(kind, 0)]):
+
+        if reason := _failure(apply, group) or _failure(compare, group):
+            logger.warning("%s: %s stays unfused: %s", name, kind, reason)
+            for patch in reversed(patches):
                 patch.undo()
+        else:
+            made[kind] = len(patches)
     logger.info("%s: fused %s", name, ", ".join(f"{kind} ({count} modules)" for kind, count in made.items()) or "nothing")
     return tuple(made)
+
+
+def _failure(work: Callable[[], None], group: Group | None) -> str:
+    """Return why `work` fails, on this rank or on another; empty: it does not."""
+    failure = ""
+    try:
+        work()
+    except Exception as error:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
+        failure = str(error) if isinstance(error, Unfused) else _shown(error)
+    return failure if group is None else group.agree(failure)
 
 
 def _shown(error: Exception) -> str:

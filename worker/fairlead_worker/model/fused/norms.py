@@ -66,7 +66,11 @@ class PrecomputedNorm:
         self._answer: torch.Tensor | None = None
 
     def add(self, update: torch.Tensor, residual: torch.Tensor) -> None:
-        self._answer, self._sum = self.norm.add(update, residual), residual
+        self.keep(self.norm.add(update, residual), residual)
+
+    def keep(self, answer: torch.Tensor, residual: torch.Tensor) -> None:
+        """Keep the norm of `residual`."""
+        self._answer, self._sum = answer, residual
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         answer, known = self._answer, hidden_states is self._sum
@@ -82,9 +86,11 @@ class Residual:
     mlp: nn.Module
     before_attention: nn.Module
     after_attention: nn.Module | None
-    before_mlp: RmsNorm
+    before_mlp: Any
+    """RmsNorm, or `sums.SummedNorm`."""
     after_mlp: nn.Module | None
-    following: PrecomputedNorm
+    following: Any
+    """PrecomputedNorm, or `sums.SummedAhead`."""
 
     def __call__(self, hidden_states: torch.Tensor, *unnamed: Any, **named: Any) -> torch.Tensor:
         update = self.attention(self.before_attention(hidden_states), *unnamed, **named)[0]
