@@ -19,6 +19,7 @@ WEIGHTS = {
     "memory": 2.0,
     "quantized": 2.5,
     "fused": 1.0,
+    "experts": 1.0,
     "drafts": 1.0,
     "step_time": 1.5,
     "worker_start": 3.0,

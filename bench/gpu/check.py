@@ -32,6 +32,7 @@ ON_REQUEST = (
     "lora",
     "quantized",
     "fused",
+    "experts",
     "drafts",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
@@ -138,6 +139,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         attention,
         compare,
         drafts,
+        experts,
         fused,
         headline,
         kernel_busy_time,
@@ -213,6 +215,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("lora", 60, lambda: lora.measure(device, kit)),
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
+        ("experts", 60, lambda: experts.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
         ("compare", 300, lambda: compare.measure(device, kit)),
     ]

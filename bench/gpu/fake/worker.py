@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from bench.gpu.fake.costs import size_of
+from bench.gpu.fake.experts import FakeProduct
 from bench.gpu.fake.flashinfer import make_library
 from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
 from bench.gpu.fake.rounder import FakeRounder
@@ -24,6 +25,8 @@ from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import rows
+from fairlead_worker.model.lowbit.expert_checkpoint import ExpertForm, KeptExperts
+from fairlead_worker.model.lowbit.experts import Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
@@ -32,7 +35,9 @@ from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
 
 BLOCKS = "float8 in blocks"
-"""A quantization that only checkpoints have."""
+"""A quantization that only checkpoints have, of linear layers and experts."""
+EXPERTS = {BLOCKS: (Scales.BLOCKS, True), "float8 experts, widened": (Scales.BLOCKS, False), "MXFP4 experts": (Scales.GROUPS, False)}
+"""Quantizations of experts -> their scales, and whether inputs are rounded. Those with the second one are of GPUs before 8.9."""
 
 
 class FakeGroup(Group):
@@ -75,7 +80,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
-        for name in ("lowbit.rows", "loader"):
+        patches.enter_context(patch("fairlead_worker.model.lowbit.expert_checkpoint.triton_product", lambda: FakeProduct(gpu)))
+        for name in ("lowbit.rows", "lowbit.expert_checkpoint", "loader"):
             patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
@@ -104,7 +110,9 @@ def make_model(
         shards = Shards(group.rank, group.size)
         shards.shrink(model)
     model = model.to_empty(device=CUDA).eval().requires_grad_(False)
-    if quantization != "none":
+    if quantization in EXPERTS:
+        keep_experts(model, *EXPERTS[quantization])
+    if quantization == BLOCKS or quantization not in ("none", *EXPERTS):
         quantize(model, quantization)
         keep_fp8(model, torch.bfloat16, rows.rounder)
     if group is not None and shards is not None:
@@ -154,6 +162,13 @@ def quantize_in_blocks(model: PreTrainedModel) -> None:
                 weight = torch.empty(outputs, inputs, dtype=rows.FLOAT8, device=CUDA)
                 scale = torch.empty(-(-outputs // rows.GROUP), -(-inputs // rows.GROUP), device=CUDA)
                 setattr(parent, name, Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, rows.rounder(CUDA, True)))
+
+
+def keep_experts(model: PreTrainedModel, scales: Scales, rounds: bool) -> None:
+    """Replace the experts of `model` by those of a checkpoint in few bits, as the loader does."""
+    kept = KeptExperts(ExpertForm("_scale", scales), rounds)
+    kept.prepare(model)
+    kept.take(model)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -25,7 +25,8 @@ from fairlead_worker.model.fuse import fuse_activations, fuse_projections, toler
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
-from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
+from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
+from fairlead_worker.model.lowbit.expert_checkpoint import KeptExperts, keep_experts
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
 from fairlead_worker.model.packed import DTYPES, pack_linears
@@ -138,12 +139,17 @@ def load_model(
     config = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
+    files = _check_weights(uri, folder)
     named: dict[str, Any] = {}
-    keeps = False
+    keeps, experts = False, None
     if stored:
-        keeps = keeps_fp8(config, choose_dtype(uri, dtype, config, torch.device(device)), torch.device(device), ranks)
+        stored_dtype = choose_dtype(uri, dtype, config, torch.device(device))
+        experts = keep_experts(config, folder, files, stored_dtype, torch.device(device), ranks)
+        keeps = keeps_fp8(config, stored_dtype, torch.device(device), ranks, experts is not None)
         named = read_arguments(uri, config, keeps)
         check_stored(uri, quantization, config)
+        if experts is not None:
+            experts.leave_out(config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     native_quantization = (
@@ -153,15 +159,18 @@ def load_model(
         _check_native(uri, quantization, torch_dtype, torch.device(device))
     given = named if stored else quantize_arguments(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
-    files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
+    model, generates = _read_weights(
+        uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, experts
+    )
     dequantize(model, torch_dtype, retain=quantization == "fp8")
     if model.device.type == "cuda":
         keep_fp8(model, torch_dtype, rounder)
     if keeps:
         logger.info("%d linear layers stay in float8", take_fp8(model, torch_dtype))
+    if experts is not None:
+        logger.info("the experts of %d layers stay in few bits", experts.take(model))
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)
@@ -277,6 +286,7 @@ def _read_weights(
     shards: Shards | None,
     further: dict[str, Any],
     groups: Groups,
+    experts: KeptExperts | None,
 ) -> tuple[PreTrainedModel, bool]:
     """Read the weights; return the model and whether it has its own head.
 
@@ -291,13 +301,21 @@ def _read_weights(
     given |= further
     try:
         with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
-            if shards is None:
+            reshapes = has_tensor_scales(config) and (experts is not None or not config.quantization_config["dequantize"])
+            if shards is None and experts is None and not reshapes:
                 model, info = AutoModelForCausalLM.from_pretrained(
                     folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given
                 )
             else:
-                tensors = opened.enter_context(parts(folder, files, shards, groups))
-                model, info = part_class(config, shards, tensors, groups).from_pretrained(None, state_dict=tensors, **given)
+                kind, tensors = AutoModelForCausalLM._model_mapping[type(config)], dict[str, Any]()
+                if shards is None:
+                    tensors = opened.enter_context(open_tensors(folder, files))
+                else:
+                    cut = opened.enter_context(parts(folder, files, shards, groups))
+                    kind, tensors = part_class(config, shards, cut, groups), dict(cut)
+                kind = kind if experts is None else experts.model_class(kind)
+                tensors = reshape_scales(tensors) if reshapes else tensors
+                model, info = kind.from_pretrained(None, state_dict=tensors, **given)
     except Unshardable as error:
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel-size {shards.size if shards else 1}): {error}") from error
     except Exception as error:
