@@ -20,6 +20,7 @@ WEIGHTS = {
     "quantized": 2.5,
     "int4_layers": 1.0,
     "fused": 1.0,
+    "experts": 1.0,
     "drafts": 1.0,
     "step_time": 1.5,
     "worker_start": 3.0,

@@ -33,6 +33,7 @@ ON_REQUEST = (
     "quantized",
     "int4_layers",
     "fused",
+    "experts",
     "drafts",
     "ranks",
 )
@@ -140,6 +141,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         attention,
         compare,
         drafts,
+        experts,
         fused,
         headline,
         int4_layers,
@@ -218,6 +220,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("int4_layers", 30, lambda: int4_layers.measure(device)),
         ("fused", 60, lambda: fused.measure(device)),
+        ("experts", 60, lambda: experts.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
         ("ranks", 180, lambda: ranks.measure(device, kit)),
         ("compare", 300, lambda: compare.measure(device, kit)),

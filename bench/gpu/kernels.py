@@ -54,7 +54,9 @@ class Source:
 
     def key(self) -> str:
         """Return a digest of all that decides the result, beside the pins: flags, the source, and what was generated for its module."""
-        flags = [part.replace(str(ENVIRONMENT.folder), "").replace(str(torch_headers()), "") for part in self.command if part != self.target]
+        flags = [
+            part.replace(str(ENVIRONMENT.folder), "").replace(str(torch_headers()), "") for part in self.command if part != self.target
+        ]
         generated = sorted(self.path.parent.glob("*.inc")) if self.module in self.path.parent.name else []
         parts = [*(part.encode() for part in flags), *(path.read_bytes() for path in (self.path, *generated))]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

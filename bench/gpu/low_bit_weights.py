@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fairlead_worker.model.fuse import Slice
+from fairlead_worker.model.lowbit.experts import FOUR_BITS, MX_GROUP, ExpertWeights, Scales
 from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
 from fairlead_worker.model.lowbit.rows import GROUP
 
@@ -68,6 +70,25 @@ def save_float8(source: Path, folder: Path, device: torch.device, blocks: bool =
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": IN_BLOCKS if blocks else ABOUT}))
     return folder
+
+
+def narrow_experts(weight: torch.Tensor, scales: Scales) -> ExpertWeights:
+    """Weights [experts, outputs, inputs] in few bits."""
+    experts, outputs, inputs = weight.shape
+    run = {Scales.BLOCKS: (GROUP, GROUP), Scales.ROWS: (1, inputs), Scales.GROUPS: (1, MX_GROUP)}[scales]
+    grid = weight.float().view(experts, outputs // run[0], run[0], inputs // run[1], run[1])
+    largest = grid.abs().amax((2, 4), keepdim=True)
+    if scales is Scales.GROUPS:
+        exponent = (largest / FOUR_BITS[-1]).log2().ceil()
+        steps = torch.tensor([(low + high) / 2 for low, high in pairwise(FOUR_BITS)], device=weight.device)
+        bits = torch.bucketize((grid / exponent.exp2()).abs(), steps) + 8 * (grid < 0)
+        pairs = bits.view(experts, outputs, -1, 2)
+        values = (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8)
+        return ExpertWeights(values, (exponent + 127).to(torch.uint8).view(experts, outputs, -1), scales)
+    scale = largest / LARGEST
+    values = (grid / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).view(weight.shape)
+    shape = (experts, outputs // GROUP, inputs // GROUP) if scales is Scales.BLOCKS else (experts, outputs)
+    return ExpertWeights(values, scale.view(shape), scales)
 
 
 Narrow = nn.Linear | LowBitLinear

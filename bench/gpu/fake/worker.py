@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from bench.gpu.fake.costs import size_of
+from bench.gpu.fake.experts import FakeProduct
 from bench.gpu.fake.flashinfer import make_library
 from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
 from bench.gpu.fake.rounder import FakeRounder
@@ -25,6 +26,8 @@ from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import int4, rows
+from fairlead_worker.model.lowbit.expert_checkpoint import ExpertForm, KeptExperts
+from fairlead_worker.model.lowbit.experts import Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
@@ -33,8 +36,10 @@ from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
 
 BLOCKS, INT4 = "float8 in blocks", "int4 in groups"
-"""Quantizations that only checkpoints have."""
+"""Quantizations that only checkpoints have. The first one is of linear layers and experts."""
 INT4_GROUP = 128
+EXPERTS = {BLOCKS: (Scales.BLOCKS, True), "float8 experts, widened": (Scales.BLOCKS, False), "MXFP4 experts": (Scales.GROUPS, False)}
+"""Quantizations of experts -> their scales, and whether inputs are rounded. Those with the second one are of GPUs before 8.9."""
 
 
 class FakeGroup(Group):
@@ -103,7 +108,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
-        for name in ("lowbit.rows", "loader"):
+        patches.enter_context(patch("fairlead_worker.model.lowbit.expert_checkpoint.triton_product", lambda: FakeProduct(gpu)))
+        for name in ("lowbit.rows", "lowbit.expert_checkpoint", "loader"):
             patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
         patches.enter_context(
             patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))
@@ -135,7 +141,9 @@ def make_model(
         shards = Shards(group.rank, group.size)
         shards.shrink(model)
     model = model.to_empty(device=CUDA).eval().requires_grad_(False)
-    if quantization != "none":
+    if quantization in EXPERTS:
+        keep_experts(model, *EXPERTS[quantization])
+    if quantization == BLOCKS or quantization not in ("none", *EXPERTS):
         quantize(model, quantization)
         keep_fp8(model, torch.bfloat16, rows.rounder)
         int4.keep_int4(model)
@@ -228,6 +236,13 @@ def _multiply(gpu: FakeGpu, values: torch.Tensor, weight: torch.Tensor, pairs: t
     made = values.new_empty(len(values), outputs)
     gpu.kernel("triton.multiply int4", sum(map(size_of, (values, weight, pairs, made))), 2 * values.numel() * outputs, "bfloat16")
     return made
+
+
+def keep_experts(model: PreTrainedModel, scales: Scales, rounds: bool) -> None:
+    """Replace the experts of `model` by those of a checkpoint in few bits, as the loader does."""
+    kept = KeptExperts(ExpertForm("_scale", scales), rounds)
+    kept.prepare(model)
+    kept.take(model)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -47,7 +47,8 @@ COMPUTED = {  # (module, expression) of a reason that is no literal → its valu
     ("reconcile.reconciler", "*problem"): {unsupported.REASON, unsupported.MISSING},
     ("rollout.canary", "cause.reason"): set(),  # of the canary's pod
     ("status.capacity", "reason"): {"CapacityReduced", "ProgressDeadlineExceeded"},
-    ("status.endpoint.gateway", "verdict[1]"): {reason for reason, _ in gateway._MISSING.values()} | {"GatewayNotFound"},  # else a gateway's own
+    ("status.endpoint.gateway", "verdict[1]"): {reason for reason, _ in gateway._MISSING.values()}
+    | {"GatewayNotFound"},  # else a gateway's own
 }
 
 

@@ -47,6 +47,18 @@ def test_a_mixed_step_has_one_more_kernel_in_a_layer() -> None:
     assert mixed == chunk | {"flashinfer.decode": 1}
 
 
+def test_experts_are_read_in_their_bits_and_their_rows_stay_in_place() -> None:
+    """Of 8 experts (3 * 128 * 256 numbers each) 8 choices use 66 %, 128 all. Nothing gathers rows or puts them back."""
+    for step, used in (("decode", 0.65), ("prefill", 0.99)):
+        kinds = ("bf16", "fp8 in blocks", "fp8 experts, before 8.9", "MXFP4 experts")
+        plain, *others = (read()[f"qwen3_moe {kind}"][step]["layer"] for kind in kinds)
+        for narrow, saved in zip(others, (1, 1, 1.45), strict=True):
+            assert sum(count for name, count in narrow.kernels.items() if name.startswith("triton.experts")) == 2
+            assert not any(name.startswith(("_grouped_mm", "index_copy_")) for name in narrow.kernels)
+            assert plain.bytes - narrow.bytes >= saved * used * 8 * 3 * 128 * 256
+        assert sum(others[0].kernels.values()) <= sum(plain.kernels.values())
+
+
 def test_low_bit_weights_are_read_in_their_bits() -> None:
     plain, fp8, int4 = (read()[f"llama {dtype}"]["decode"]["layer"] for dtype in ("bf16", "fp8", "int4"))
     assert any("float8" in name for name in fp8.kernels) and not any(name.startswith(("mm", "addmm")) for name in fp8.kernels)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from bench.gpu.fake import flashinfer as fake_flashinfer
+from bench.gpu.fake.experts import FakeProduct
 from bench.gpu.fake.gpu import FakeGpu, MixedDevices
 from bench.gpu.fake.record import Wait
+from bench.gpu.fake.rounder import FakeRounder
 from bench.gpu.fake.worker import FakeGroup
 from tests.worker.fake_gpu.budgets import CASES, STEPS, exceeded, measure, read, record
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
@@ -28,6 +30,8 @@ from fairlead_worker.model.fused import fuse, norms
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.fused.sums import SummedNorm
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.lowbit import expert_checkpoint
+from fairlead_worker.model.lowbit.experts import ExpertWeights, Route
 from fairlead_worker.sampling import draw, sampler
 
 Patch = pytest.MonkeyPatch
@@ -230,6 +234,38 @@ def test_projections_one_by_one(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """q, k, v, gate and up as products of their own, and the activation unfused, as it needs them stacked."""
     monkeypatch.setattr("fairlead_worker.model.loader.fuse_projections", lambda model: 0)
     assert "mm bfloat16: 7 kernels, 4 allowed" in excess(gpu)
+
+
+MOE_FP8 = "qwen3_moe fp8 in blocks"
+
+
+def test_experts_widened_in_each_step(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """All experts in float32 before their product, as a fallback without a kernel does: more bytes than 16 bits take."""
+
+    def multiply(original: Any, self: FakeProduct, inputs: Any, weights: ExpertWeights, *args: Any) -> torch.Tensor:
+        assert weights.numbers().dtype == torch.float32
+        return original(self, inputs, weights, *args)
+
+    around(monkeypatch, FakeProduct, "multiply", multiply)
+    assert "mul: 2 kernels, 0 allowed" in (found := excess(gpu, MOE_FP8)) and "bytes: " in found
+
+
+def test_rows_of_experts_counted_on_the_host(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """`tokens_per_expert.tolist()` before a loop over the experts: the step waits in every layer, and no graph can hold it."""
+
+    def multiply(original: Any, self: FakeProduct, inputs: Any, weights: ExpertWeights, route: Route, each: int) -> torch.Tensor:
+        assert len(route.ends.tolist()) == len(weights.values)
+        return original(self, inputs, weights, route, each)
+
+    around(monkeypatch, FakeProduct, "multiply", multiply)
+    family, quantization, settings = CASES[MOE_FP8]
+    assert waits_of(gpu, load(family, quantization=quantization, **settings)) != []
+
+
+def test_experts_rounded_after_their_activation(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """The activation and the rounding of inner values as kernels of their own."""
+    monkeypatch.setattr(expert_checkpoint, "rounder", lambda device, blocks=False: FakeRounder(gpu, blocks, False))
+    assert "silu: 1 kernels, 0 allowed" in excess(gpu, MOE_FP8)
 
 
 def test_keys_stored_twice(gpu: FakeGpu, monkeypatch: Patch) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
+from fairlead_worker.model.lowbit.experts import LowBitExperts
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.model.quantized import is_plain
@@ -191,4 +192,6 @@ def sample_for(linear: nn.Module, count: int = 5) -> torch.Tensor:
 
 def tolerance_of(module: nn.Module) -> float | None:
     """Return the tolerance for `close` on outputs of `module`."""
-    return LOW_BIT_TOLERANCE if any(isinstance(part, LowBitLinear) and part.rounds for part in module.modules()) else None
+    if any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules()):
+        return LOW_BIT_TOLERANCE
+    return None

@@ -26,7 +26,8 @@ from fairlead_worker.model.fuse import fuse_activations, fuse_projections, toler
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
-from fairlead_worker.model.lowbit.checkpoint import keeps_fp8, take_fp8
+from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
+from fairlead_worker.model.lowbit.expert_checkpoint import KeptExperts, keep_experts
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
@@ -142,15 +143,19 @@ def load_model(
     config = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
+    files = _check_weights(uri, folder)
     named: dict[str, Any] = {}
-    keeps, packing = False, None
+    keeps, experts, packing = False, None, None
     if stored:
-        keeps = keeps_fp8(config, choose_dtype(uri, dtype, config, torch.device(device)), torch.device(device), ranks)
+        stored_dtype = choose_dtype(uri, dtype, config, torch.device(device))
+        experts = keep_experts(config, folder, files, stored_dtype, torch.device(device), ranks)
+        keeps = keeps_fp8(config, stored_dtype, torch.device(device), ranks, experts is not None)
         named = read_arguments(uri, config, keeps)
         check_stored(uri, quantization, config)
         packing = packing_of(uri, config)
+        if experts is not None:
+            experts.leave_out(config)
     limit = context_length(uri, config, max_model_len)
-    files = _check_weights(uri, folder)
     packed = None if packing is None else find_stored(uri, folder, files, packing, dtype, torch.device(device))
     torch_dtype = choose_dtype(uri, "bfloat16" if packed and packed.keep else dtype, config, torch.device(device))
     native_quantization = (
@@ -165,7 +170,9 @@ def load_model(
         del config.quantization_config  # transformers would ask for its own modules
         given = {}
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed)
+    model, generates = _read_weights(
+        uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
+    )
     if packed is not None:
         take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
@@ -174,6 +181,8 @@ def load_model(
         keep_int4(model)
     if keeps:
         logger.info("%d linear layers stay in float8", take_fp8(model, torch_dtype))
+    if experts is not None:
+        logger.info("the experts of %d layers stay in few bits", experts.take(model))
     if group is not None and shards is not None:
         connect(model, shards, group)
     fix_long_rope(model, limit)
@@ -291,6 +300,7 @@ def _read_weights(
     further: dict[str, Any],
     groups: Groups,
     packed: Stored | None,
+    experts: KeptExperts | None,
 ) -> tuple[PreTrainedModel, bool]:
     """Read the weights; return the model and whether it has its own head.
 
@@ -305,14 +315,21 @@ def _read_weights(
     given |= further
     try:
         with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
+            reshapes = has_tensor_scales(config) and (experts is not None or not config.quantization_config["dequantize"])
             read: Callable[..., Any] = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False)
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
             family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+            tensors: dict[str, Any] | None = None
             if shards is not None:
-                tensors = opened.enter_context(parts(folder, files, shards, groups))
-                family = part_class(config, shards, tensors, groups)
-                source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
+                cut = opened.enter_context(parts(folder, files, shards, groups))
+                family, tensors = part_class(config, shards, cut, groups), dict(cut)
+            elif experts is not None or reshapes:
+                tensors = opened.enter_context(open_tensors(folder, files))
+            if tensors is not None:
+                source = {"pretrained_model_name_or_path": None, "state_dict": reshape_scales(tensors) if reshapes else tensors}
                 read = family.from_pretrained
+            if experts is not None:
+                read = experts.model_class(family).from_pretrained
             if packed is not None:
                 if family.config_class is type(text := config.get_text_config(decoder=True)):
                     given["config"] = text  # as AutoModelForCausalLM does

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrain
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.fp8_layers import LEAST, ROWWISE_FP8, can_retain, exact_scales, retain_fp8
+from fairlead_worker.model.lowbit.checkpoint import about_reading
 from fairlead_worker.model.lowbit.stored import Packing, packing_of_config, packing_of_schemes
 from fairlead_worker.sharding.scales import Groups
 
@@ -85,8 +86,10 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
         zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in _schemes(given)]
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
-    if given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
-        config.quantization_config = {**given, "dequantize": not keeps}
+    if keeps:
+        config.quantization_config = about_reading(given)
+    elif given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
+        config.quantization_config = {**given, "dequantize": True}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 

@@ -7,24 +7,28 @@ one is too large.
 
 import sys
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
 from fairlead_worker.model.lowbit import int4
 from fairlead_worker.model.lowbit.kernels.int4 import multiply, widen
+from fairlead_worker.model.lowbit.experts import PlainProduct, Scales, draw_weights, find_route
+from fairlead_worker.model.lowbit.kernels.experts import TILES, TritonProduct
 from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
-from fairlead_worker.model.lowbit.rows import GROUP, Rounded, dequantized
+from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, Rounded, TorchRounder, dequantized
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 STEP = 2**-3
 """The largest step of float8 over the number: numbers that differ in their last bit may be rounded to two neighbours."""
 
-
+SUMS = 2**-8
+"""Of the norm: products of the same numbers in another order, rounded to bfloat16."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
 
 
@@ -36,14 +40,20 @@ def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
     return made.view(bits[target.primitive_bitwidth][1]).numpy().reshape(numbers.shape)
 
 
-def create_dot(builder: Any, left: Any, right: Any, total: Any, *_: Any) -> Any:
-    """Multiply bfloat16: the interpreter (3.9) multiplies its bits."""
-    exact = [torch.from_numpy(part.data.copy()).view(torch.bfloat16).float().numpy() for part in (left, right)]
-    return interpreter.TensorHandle(exact[0] @ exact[1] + total.data, total.dtype.scalar)
+def dot(self: Any, left: Any, right: Any, total: Any, *settings: Any) -> Any:
+    """Multiply numbers: the interpreter (3.9) multiplies the bits of bfloat16 as integers."""
+    wide = [
+        interpreter.TensorHandle(convert(part.data, part.dtype, tl.float32, None).view(np.float32), tl.float32)
+        if part.dtype == tl.bfloat16
+        else part
+        for part in (left, right)
+    ]
+    return create_dot(self, *wide, total, *settings)
 
 
 interpreter._convert_float = convert
-interpreter.InterpreterBuilder.create_dot = create_dot
+create_dot = interpreter.InterpreterBuilder.create_dot
+interpreter.InterpreterBuilder.create_dot = dot
 
 
 def off(got: Rounded, want: Rounded) -> float:
@@ -98,12 +108,34 @@ def widened() -> Iterator[tuple[str, float]]:
             yield f"multiply, {count} rows, {outputs} by {inputs}", float(((got - want).abs() / want.abs().clamp(min=0.1)).max())
 
 
+def products() -> Iterator[tuple[str, float]]:
+    """Each form and tile, with experts without rows, and sizes that are no multiples of a tile."""
+    drawn, experts, cpu = torch.Generator().manual_seed(4), 3, torch.device("cpu")
+    sizes = ((Scales.BLOCKS, 256, 384), (Scales.BLOCKS, 192, 128), (Scales.ROWS, 208, 144), (Scales.GROUPS, 208, 160))
+    for scales, outputs, width in sizes:
+        weights = draw_weights(experts, outputs, width, scales, drawn, cpu)
+        if scales is not Scales.GROUPS:
+            small = weights.values[0, :8, :8]  # gets numbers with the smallest exponent, whose bits are converted in another way
+            small.copy_((small.float() * 2**-7).to(FLOAT8))
+        for rounds, tokens, each in product((False, True), (1, 2 * TILES[0].most, 2 * TILES[1].most), (1, 2)):
+            if rounds and scales is Scales.GROUPS:
+                continue
+            inputs = torch.randn(2 * tokens // each, width, generator=drawn).to(torch.bfloat16)
+            given = TorchRounder(scales is Scales.BLOCKS).round(inputs) if rounds else inputs
+            chosen = torch.randint(2, (tokens, 2), generator=drawn) * 2  # the expert in the middle has no rows
+            route = find_route(chosen, torch.arange(experts))
+            got, want = (way.multiply(given, weights, route, each).float() for way in (TritonProduct(), PlainProduct()))
+            name = f"{scales.value}, {outputs} by {width}, {'rounded' if rounds else 'widened'}, {tokens} tokens, rows of {each}"
+            yield name, float((got - want).norm() / want.norm())
+
+
 def main() -> int:
     worst = 0.0
-    for name, difference in chain(rows(), widened()):
-        print(f"{name}: {difference:.2e}")
-        worst = max(worst, difference)
-    return int(not worst <= STEP)
+    for found, most in ((chain(rows(), widened()), STEP), (products(), SUMS)):
+        for name, difference in found:
+            print(f"{name}: {difference:.2e}")
+            worst = max(worst, difference / most)
+    return int(not worst <= 1)
 
 
 if __name__ == "__main__":

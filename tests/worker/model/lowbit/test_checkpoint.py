@@ -1,13 +1,13 @@
 """Float8 checkpoints of DeepSeek's kind that stay in 8 bits: their numbers, their layers, ranks' parts, and why others are widened."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, save_quantized
+from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, fp8_of_tensors, save_quantized
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
@@ -24,6 +24,15 @@ from fairlead_worker.sharding.group import Group
 SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 IN_BLOCKS = Form(blocks(128, 128, "weight_scale_inv"), BLOCKS, SIZES)
+
+
+AUTO_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+
+
+def fp8_of_scalars(weight: torch.Tensor) -> Made:
+    """As AutoFP8 stores it: scales are scalars."""
+    parts, plain = fp8_of_tensors(weight)
+    return {name: part if name == "weight" else part.view(()) for name, part in parts.items()}, plain
 
 
 class Alone(Group):
@@ -52,7 +61,7 @@ def explicit(layer: Fp8BlockLinear, rounded: Rounded) -> torch.Tensor:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretend that this device multiplies float8, in blocks too."""
     pytest.importorskip("accelerate", reason="the extra gpu is not installed")
-    monkeypatch.setattr(loader, "keeps_fp8", lambda config, dtype, device, ranks: not reason_against(config, dtype, ranks))
+    monkeypatch.setattr(loader, "keeps_fp8", lambda config, dtype, device, ranks, _: not reason_against(config, dtype, ranks))
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
     monkeypatch.setattr(checkpoint, "rounder", lambda device, blocks=False: TorchRounder(blocks))
     monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
@@ -91,6 +100,32 @@ def test_layers_have_the_files_numbers_and_are_stacked(tmp_path: Path) -> None:
         parts = names.get(path.removeprefix(f"{parent}."), (path.rpartition(".")[2],))
         want = torch.cat([plain.get_parameter(f"{parent}.{part}.weight") for part in parts])
         assert layer.weight.dtype == torch.float8_e4m3fn and torch.equal(layer.numbers(), want), path
+
+
+@pytest.mark.parametrize("make", [fp8_of_tensors, fp8_of_scalars])
+@pytest.mark.parametrize("rank", [None, 1])
+def test_layers_with_one_scale_have_the_files_numbers(make: Callable[[torch.Tensor], Made], rank: int | None, tmp_path: Path) -> None:
+    """Fixed scales of inputs are not used. Ranks have a part of the weight, and its scale."""
+    plain = save(Form(make, AUTO_FP8, SIZES), tmp_path)
+    model = load_model(str(tmp_path), dtype="bfloat16", group=None if rank is None else Alone(rank)).model
+    layers = linears(model)
+    assert len(layers) == 8 and {type(layer) for layer in layers.values()} == {Fp8Linear}
+    assert sum(isinstance(module, Stack) for module in model.modules()) == 4
+    gate, up, down = (plain.get_parameter(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
+    part = slice(0, 512) if rank is None else slice(256, 512)
+    stacked = layers["model.layers.1.mlp.gate_up_proj.linear"]
+    assert torch.equal(stacked.numbers(), torch.cat([gate[part], up[part]]))
+    last = layers[f"model.layers.1.mlp.down_proj{'' if rank is None else '.layer'}"]
+    assert last.weight.dtype == torch.float8_e4m3fn and torch.equal(last.numbers(), down[:, part])
+
+
+def test_a_model_with_one_scale_is_near_its_widened_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Form(fp8_of_scalars, AUTO_FP8, SIZES), tmp_path)
+    narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
+    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
+    wide = load_model(str(tmp_path), dtype="bfloat16").model
+    assert not linears(wide)
+    assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
 
 
 def test_a_model_in_blocks_is_near_its_widened_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +171,7 @@ def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str
     ("config", "dtype", "ranks", "reason"),
     [
         (config_of({}), torch.bfloat16, 1, ""),
-        (config_of({}, {"quant_method": "fp8"}), torch.bfloat16, 1, "it has one scale for each tensor"),
+        (config_of({}, AUTO_FP8), torch.bfloat16, 2, ""),
         (config_of({"num_experts": 4}, kind="qwen3_moe"), torch.bfloat16, 2, "its experts"),
         (config_of({}), torch.float16, 1, "products of float8 are for --dtype bfloat16"),
         (config_of({}, FORMS["float8 in blocks"].about), torch.bfloat16, 1, "its blocks are of 16 by 32, and products are for 128 by 128"),
@@ -157,7 +192,7 @@ def test_what_cannot_stay_says_why(config: PretrainedConfig, dtype: torch.dtype,
 def test_a_device_that_multiplies_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "multiplies", lambda _: True)
     cpu = torch.device("cpu")
-    assert problem_of(cpu) == ""
+    assert problem_of(cpu) == "" and problem_of(cpu, blocks=False) == ""
     monkeypatch.setattr(Fp8BlockLinear, "multiply", lambda layer, rounded: explicit(layer, rounded._replace(scale=rounded.scale.flip(1))))
     assert "% off" in problem_of(cpu)
     monkeypatch.undo()

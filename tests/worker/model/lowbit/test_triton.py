@@ -41,6 +41,39 @@ def test_the_image_build_compiles_the_driver(tmp_path: Path, monkeypatch: pytest
     assert triton.knobs.build.impl("cuda_utils", "driver.c", "", [], [], []) == str(driver)
 
 
+@pytest.mark.parametrize(
+    ("capability", "form", "rounded"),
+    [(80, "rows", False), (80, "groups", False), (89, "blocks", True), (90, "rows", True), (90, "blocks", True), (90, "groups", False)],
+)
+def test_products_of_experts_compile(capability: int, form: str, rounded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tile, within the shared memory that a program of each GPU has."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fairlead_worker.model.lowbit.kernels import experts
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, narrow = experts._multiply, "*fp8e4nv" if rounded else "*u8"
+    types = {"inputs": "*fp8e4nv" if rounded else "*bf16", "weight": narrow, "out": "*bf16", "order": "*i64", "ends": "*i32"}
+    types |= {"input_scale": "*fp32", "weight_scale": "*u8" if form == "groups" else "*fp32"}
+    for tile in experts.TILES:
+        given = {
+            "BLOCKS": form == "blocks",
+            "GROUPS": form == "groups",
+            "ROUNDED": rounded,
+            "EXPERTS": 128,
+            "ROWS": tile.rows,
+            "COLUMNS": experts.OUTPUTS,
+            "STEP": experts.INPUTS,
+        }
+        signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in given.items()})
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        assert made.asm["cubin"] and made.metadata.shared <= (99 << 10 if capability < 90 else 227 << 10)
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["rows", "blocks"])
 @pytest.mark.parametrize("capability", [89, 90])
 def test_kernels_compile_for_gpus_that_multiply_float8(

@@ -13,9 +13,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from fairlead_worker.model.fuse import close, sample_input
-from fairlead_worker.model.fused.gated import Activation, activation_of
+from fairlead_worker.model.fused.gated import activation_of
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
+from fairlead_worker.model.lowbit.experts import find_route, sum_choices
+from fairlead_worker.model.lowbit.rows import Activation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,15 +34,10 @@ class GroupedExperts:
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for tokens [T, width], their experts [T, choices] and the weights of these."""
-        count, choices = top_k_index.shape
-        experts, order = top_k_index.reshape(-1).sort()
-        ends = torch.searchsorted(experts, self.numbers, right=True, out_int32=True)
-        both = functional.grouped_mm(hidden_states[order // choices], self.gate_up.transpose(1, 2), offs=ends)
+        order, ends = find_route(top_k_index, self.numbers)
+        both = functional.grouped_mm(hidden_states[order // top_k_index.shape[1]], self.gate_up.transpose(1, 2), offs=ends)
         answers = functional.grouped_mm(self.activate(both), self.down.transpose(1, 2), offs=ends)
-        pairs = torch.empty_like(answers).index_copy_(0, order, answers).view(count, choices, -1)
-        if top_k_weights.dtype == pairs.dtype:
-            return torch.bmm(top_k_weights[:, None], pairs)[:, 0]
-        return (pairs * top_k_weights[:, :, None]).sum(1).to(hidden_states.dtype)
+        return sum_choices(torch.empty_like(answers).index_copy_(0, order, answers), top_k_weights)
 
 
 def has_experts(model: nn.Module) -> bool:

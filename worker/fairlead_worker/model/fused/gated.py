@@ -6,23 +6,14 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from fairlead_worker.model.fuse import Slice, Stack, close, sample_for, tolerance_of
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
-from fairlead_worker.model.lowbit.rows import Rounded
+from fairlead_worker.model.lowbit.rows import ACTIVATIONS, Activation, Rounded
 from fairlead_worker.sharding.group import Summed
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
-ACTIVATIONS: dict[str, Activation] = {
-    "silu_and_mul": functional.silu,
-    "gelu_tanh_and_mul": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_and_mul": functional.gelu,
-}
-"""The library's functions, and the activation of the gate in each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,10 +5,12 @@ kernels of ours, in Triton, round where the numbers are: after a sum and its nor
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.nn import functional
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,13 @@ GROUP = 128
 """Numbers that share a scale in blocks, as DeepSeek-V3 has them (arXiv 2412.19437, 3.3.2)."""
 ROWS = 4
 """cuBLAS takes scales of blocks for multiples of so many rows."""
+Activation = Callable[[torch.Tensor], torch.Tensor]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu_and_mul": functional.silu,
+    "gelu_tanh_and_mul": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_and_mul": functional.gelu,
+}
+"""FlashInfer's functions, and the activation of the gate in each."""
 
 
 class Rounded(NamedTuple):
@@ -49,7 +58,7 @@ class Rounder(Protocol):
         ...
 
     def gated(self, both: torch.Tensor, activation: str) -> Rounded:
-        """Round the activation of the first half times the second: [..., 2 * width] -> [..., width]. activation: FlashInfer's name."""
+        """Round the activation of the first half times the second: [..., 2 * width] -> [..., width]. activation: of `ACTIVATIONS`."""
         ...
 
 
@@ -64,7 +73,7 @@ class TorchRounder:
     def round(self, inputs: torch.Tensor) -> Rounded:
         rows = inputs.reshape(-1, inputs.shape[-1])
         if self._blocks:
-            rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % ROWS))
+            rows = functional.pad(rows, (0, 0, 0, -len(rows) % ROWS))
         count = rows.shape[1] // GROUP if self._blocks else 1
         groups = rows.view(len(rows), count, rows.shape[1] // count)
         largest = torch.linalg.vector_norm(groups, float("inf"), 2, keepdim=True, dtype=torch.float32)

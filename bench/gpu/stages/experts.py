@@ -1,0 +1,145 @@
+"""Stage: experts in 8 and 4 bits beside bfloat16, in the shape of Qwen3 30B-A3B: what they compute, and their time beside the roofline."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from bench.gpu import interpreter
+from bench.gpu.device import Device
+from bench.gpu.low_bit_weights import narrow_experts
+from bench.gpu.roofline import Rates, beside_roofline, rates_of
+from fairlead_worker.kernels.flashinfer_library import library
+from fairlead_worker.model.fp8_layers import ROWWISE_FP8
+from fairlead_worker.model.fused.experts import GroupedExperts
+from fairlead_worker.model.lowbit.experts import (
+    ExpertWeights,
+    LowBitExperts,
+    PlainProduct,
+    Product,
+    Route,
+    Scales,
+    find_route,
+    problem_of,
+    triton_product,
+)
+from fairlead_worker.model.lowbit.rows import Rounded, Rounder, TorchRounder, rounder
+
+SUMS = 0.03
+"""Of the norm: another order of sums in bfloat16, two products, and sums of 14 bits."""
+ROUNDED = 0.05
+"""The same if inner values are rounded to float8 too: those that differ in the last bit go to another neighbour."""
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@torch.inference_mode()
+def measure(device: Device) -> Iterator[dict[str, Any]]:
+    """Each form and way: a trial of the kernel, its numbers beside explicit ones, and its time at several numbers of tokens."""
+    count, inner, width, choices = (128, 768, 2048, 8) if device.cuda else (3, 128, 128, 2)
+    sizes = (1, 16, 64, 256, 2048) if device.cuda else (1, 8)
+    torch.backends.cuda.matmul.allow_tf32 = False  # what is explicit is in float32
+    rates = rates_of(device)
+    up, down = _draw(device, count, 2 * inner, width, 1), _draw(device, count, width, inner, 2)
+    kernels: Any = (library() if device.cuda else interpreter) or interpreter
+    ways: dict[str, tuple[Forward, float, float]] = {
+        "bfloat16": (GroupedExperts(up, down, kernels.silu_and_mul, torch.arange(count, device=device.device)), 2.0, 1.0)
+    }
+    multiplies = device.cuda and torch.cuda.get_device_capability(device.device) >= ROWWISE_FP8
+    for scales in Scales:
+        parts = narrow_experts(up, scales), narrow_experts(down, scales)
+        each = sum(map(_bytes, parts)) / (up.numel() + down.numel())
+        for rounds in (True, False) if (multiplies or not device.cuda) and scales is not Scales.GROUPS else (False,):
+            name = f"{'MXFP4' if scales is Scales.GROUPS else 'float8'} by {scales.value}, inputs {'rounded' if rounds else 'in bfloat16'}"
+            problem = problem_of(device.device, scales, rounds, count) if device.cuda else ""
+            yield {"what": f"{name}: trial", "ok": not problem} | ({"said": problem} if problem else {})
+            if problem:
+                continue
+            product: Product = triton_product() if device.cuda else PlainProduct()
+            rows: Rounder | None = None
+            if rounds:
+                rows = (rounder if device.cuda else _plain_rounder)(device.device, scales is Scales.BLOCKS)
+            experts = LowBitExperts(*parts, "silu_and_mul", product, rows)
+            plain = LowBitExperts(*parts, "silu_and_mul", PlainProduct(), rows)
+            for tokens in (sizes[0], sizes[-1]):
+                given = _step(device, tokens, count, choices, width)
+                got, want = experts(*given).float(), plain(*given).float()
+                differs = ((got - want).norm() / want.norm()).item()
+                yield {"what": f"{name}: {tokens} tokens", "ok": differs <= (ROUNDED if rounds else SUMS), "differs": differs}
+            ways[name] = (experts, each, 2.0 if rounds else 1.0)
+    for tokens in sizes:
+        given = _step(device, tokens, count, choices, width)
+        before = 0.0
+        for name, (forward, each, faster) in ways.items():
+            taken = device.seconds(lambda forward=forward, given=given: forward(*given), 20)  # type: ignore[misc]
+            before = before or taken
+            work = _work(given, 3 * inner * width, each, faster)
+            row = {"what": f"{tokens} tokens, {name}", "ms": taken * 1e3, "of_bfloat16": taken / before}
+            yield beside_roofline(row, rates, work, taken)
+    if multiplies:
+        yield from _library(device, rates, narrow_experts(up, Scales.ROWS), choices, sizes)
+
+
+def _library(device: Device, rates: Rates, weights: ExpertWeights, choices: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Rows: the product of gate and up with scales of rows by torch's kernel, which needs its rows gathered and put back, and by ours."""
+    count, outputs, width = weights.values.shape
+    numbers, rows = torch.arange(count, device=device.device), rounder(device.device)
+    for tokens in sizes:
+        inputs, index, _ = _step(device, tokens, count, choices, width)
+        route, rounded = find_route(index, numbers), rows.round(inputs)
+
+        def by_torch(route: Route = route, rounded: Rounded = rounded) -> torch.Tensor:
+            return by_library(rounded, weights, route, choices)
+
+        def by_triton(route: Route = route, rounded: Rounded = rounded) -> torch.Tensor:
+            return triton_product().multiply(rounded, weights, route, choices)
+
+        what = f"{tokens} tokens, gate and up by rows"
+        try:
+            got, want = by_triton().float(), by_torch().float()
+        except RuntimeError as error:  # torch has the kernel for 9.0 and 10.0
+            yield {"what": what, "ok": True, "left_out": str(error).splitlines()[0][:200]}
+            return
+        differs = ((got - want).norm() / want.norm()).item()
+        ours, theirs = device.seconds(by_triton, 20), device.seconds(by_torch, 20)
+        row = {"what": what, "ok": differs <= SUMS, "differs": differs, "ms": ours * 1e3, "torch_ms": theirs * 1e3}
+        yield beside_roofline(row, rates, _work((inputs, index, index), outputs * width, 1, 2), ours)
+
+
+def by_library(rounded: Rounded, weights: ExpertWeights, route: Route, each: int) -> torch.Tensor:
+    """Return the same as `Product.multiply`, by torch."""
+    untyped: Any = functional  # torch's stubs do not have it
+    source, rowwise = route.order // each, untyped.ScalingType.RowWise
+    answers: torch.Tensor = untyped.scaled_grouped_mm(
+        rounded.values[source], weights.values.transpose(1, 2), rounded.scale[source, 0], rowwise, weights.scale, rowwise, offs=route.ends,
+        output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    return torch.empty_like(answers).index_copy_(0, route.order, answers)
+
+
+def _plain_rounder(device: torch.device, blocks: bool) -> Rounder:
+    return TorchRounder(blocks)
+
+
+def _draw(device: Device, experts: int, outputs: int, inputs: int, seed: int) -> torch.Tensor:
+    drawn = torch.Generator(device.device).manual_seed(seed)
+    weight = torch.randn(experts, outputs, inputs, generator=drawn, device=device.device)
+    return weight.mul_(inputs**-0.5).to(torch.bfloat16)
+
+
+def _step(device: Device, tokens: int, experts: int, choices: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens [tokens, width], their experts and the weights of these."""
+    drawn = torch.Generator(device.device).manual_seed(tokens)
+    inputs = torch.randn(tokens, width, generator=drawn, device=device.device).to(torch.bfloat16)
+    index = torch.rand(tokens, experts, generator=drawn, device=device.device).topk(choices).indices
+    return inputs, index, torch.full(index.shape, 1 / choices, dtype=torch.bfloat16, device=device.device)
+
+
+def _bytes(weights: ExpertWeights) -> int:
+    return weights.values.nbytes + weights.scale.nbytes
+
+
+def _work(given: tuple[torch.Tensor, ...], numbers: int, each: float, faster: float) -> tuple[float, float]:
+    """Return the bytes of a step, and its FLOPs over how much faster they are than bfloat16's. numbers: of an expert, in `each` bytes."""
+    inputs, index = given[:2]
+    return len(set(index.flatten().tolist())) * numbers * each + 2 * inputs.nbytes, 2 * index.numel() * numbers / faster

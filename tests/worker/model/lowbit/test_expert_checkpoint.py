@@ -1,0 +1,217 @@
+"""Checkpoints whose experts stay in 8 bits: their numbers, ranks' parts, and why others are widened."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench.gpu.low_bit_weights import narrow_experts
+from safetensors.torch import load_file, save_file
+from tests.models import FAMILIES
+from tests.worker.exactness.families import MORE
+from tests.worker.model.checkpoints import (
+    EIGHT,
+    FORMS,
+    TOKEN,
+    TOKEN_FP8,
+    Form,
+    Made,
+    blocks,
+    compressed,
+    fp8,
+    fp8_of_tensors,
+    fp8_with_one_scale,
+    save_quantized,
+)
+from tests.worker.model.lowbit.test_checkpoint import AUTO_FP8, BLOCKS, Alone, explicit, fp8_of_scalars
+from transformers import AutoConfig, PreTrainedModel
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+from fairlead_worker.model import loader
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit import checkpoint, expert_checkpoint
+from fairlead_worker.model.lowbit.checkpoint import reason_against
+from fairlead_worker.model.lowbit.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
+from fairlead_worker.model.lowbit.experts import LowBitExperts, PlainProduct, Scales, problem_of, trial_sizes
+from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
+from fairlead_worker.model.lowbit.rows import TorchRounder
+from fairlead_worker.model.probe import trial_logits
+
+
+def four_bits(weight: torch.Tensor) -> Made:
+    narrow = narrow_experts(weight[None], Scales.GROUPS)
+    return {"weight_packed": narrow.values[0], "weight_scale": narrow.scale[0]}, narrow.numbers()[0]
+
+
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "num_experts": 3}
+TENSOR = EIGHT | {"strategy": "tensor"}
+KEPT = {
+    "blocks": Form(blocks(128, 128, "weight_scale_inv"), BLOCKS, SIZES, "qwen3_moe"),
+    "blocks beside shared experts": Form(
+        blocks(128, 128, "weight_scale_inv"),
+        BLOCKS | {"modules_to_not_convert": ["lm_head", "shared_expert_gate"]},
+        SIZES | {"shared_expert_intermediate_size": 256},
+        "qwen2_moe",
+    ),
+    "a scale for each output": Form(fp8, TOKEN_FP8, SIZES, "qwen3_moe"),
+    "a scale for each tensor": Form(
+        fp8_with_one_scale, compressed("float-quantized", TENSOR, TOKEN | {"type": "float"}), SIZES, "qwen3_moe"
+    ),
+    "fixed scales of inputs": Form(fp8_of_tensors, compressed("float-quantized", TENSOR, TENSOR | {"dynamic": False}), SIZES, "qwen3_moe"),
+    "MXFP4": Form(four_bits, compressed("mxfp4-pack-quantized", FLOAT4), SIZES, "qwen3_moe"),
+    "AutoFP8": Form(fp8_of_tensors, AUTO_FP8, SIZES, "qwen3_moe"),
+    "AutoFP8, scalars": Form(fp8_of_scalars, AUTO_FP8, SIZES, "qwen3_moe"),
+    "inputs as they are": Form(fp8, FORMS["float8, a scale for each output"].about, SIZES, "qwen3_moe"),
+}
+
+
+class Multiplies:
+    """Whether the pretended GPU multiplies float8."""
+
+    float8 = True
+
+
+def keep(config: Any, folder: Path, files: list[str], dtype: torch.dtype, device: torch.device, ranks: int) -> KeptExperts | None:
+    """As `keep_experts` on a GPU."""
+    form = find_form(folder, files, SUFFIXES[config.quantization_config["quant_method"]])
+    if not isinstance(form, ExpertForm) or expert_checkpoint.reason_against(config, form, dtype, ranks):
+        return None
+    return KeptExperts(form, Multiplies.float8 and expert_checkpoint._rounds_inputs(config.quantization_config))
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pretend that this device is a GPU that multiplies float8, in blocks too."""
+    pytest.importorskip("accelerate", reason="the extra gpu is not installed")
+    for family in ("qwen3_moe", "qwen2_moe"):
+        monkeypatch.setitem(FAMILIES, family, MORE[family])
+    monkeypatch.setattr(Multiplies, "float8", True)
+    monkeypatch.setattr(loader, "keep_experts", keep)
+    monkeypatch.setattr(
+        loader,
+        "keeps_fp8",
+        lambda config, dtype, device, ranks, kept: (
+            Multiplies.float8 and config.quantization_config["quant_method"] == "fp8" and not reason_against(config, dtype, ranks, kept)
+        ),
+    )
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
+    for module in (checkpoint, expert_checkpoint):
+        monkeypatch.setattr(module, "rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(expert_checkpoint, "triton_product", PlainProduct)
+    monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
+    yield
+
+
+def save(form: Form, folder: Path) -> PreTrainedModel:
+    """As `save_quantized`, with what is not quantized in bfloat16."""
+    plain = save_quantized(form, folder)
+    path = folder / "model.safetensors"
+    tensors = {name: tensor if "_proj" in name else tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return plain
+
+
+def kept(model: PreTrainedModel) -> list[LowBitExperts]:
+    return [module for module in model.modules() if isinstance(module, LowBitExperts)]
+
+
+@pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
+def test_experts_have_the_files_numbers(form: Form, tmp_path: Path) -> None:
+    plain = save(form, tmp_path)
+    layers = kept(load_model(str(tmp_path), dtype="bfloat16").model)
+    wide: list[Any] = find_experts(plain)
+    assert len(layers) == len(wide) > 0
+    for layer, module in zip(layers, wide, strict=True):
+        assert (layer.rounder is not None) == (form not in (KEPT["inputs as they are"], KEPT["MXFP4"]))
+        bits = 4 if form is KEPT["MXFP4"] else 8
+        for part, name in ((layer.gate_up, "gate_up_proj"), (layer.down, "down_proj")):
+            assert 8 * part.values.nbytes == bits * part.numbers().numel()
+            assert torch.equal(part.numbers(), getattr(module, name))
+
+
+@pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
+def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(form, tmp_path)
+    narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
+    monkeypatch.setattr(loader, "keep_experts", lambda *_: None)
+    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
+    wide = load_model(str(tmp_path), dtype="bfloat16").model
+    assert not kept(wide)
+    assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
+
+
+def test_a_gpu_without_float8_keeps_experts_and_widens_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Multiplies, "float8", False)
+    plain = save(KEPT["blocks"], tmp_path)
+    model = load_model(str(tmp_path), dtype="bfloat16").model
+    assert not any(isinstance(module, Fp8BlockLinear) for module in model.modules())
+    wide: list[Any] = find_experts(plain)
+    assert [layer.rounder for layer in kept(model)] == [None] * len(wide)
+    assert torch.equal(kept(model)[0].down.numbers(), wide[0].down_proj)
+
+
+@pytest.mark.parametrize("name", ["blocks", "a scale for each output", "a scale for each tensor", "AutoFP8, scalars", "MXFP4"])
+def test_the_parts_of_ranks_are_the_whole(name: str, tmp_path: Path) -> None:
+    form = KEPT[name]
+    changes = SIZES | {"hidden_size": 256, "num_key_value_heads": 4, "num_attention_heads": 4}
+    plain = save(Form(form.make, form.about, changes, form.family), tmp_path)
+    wide: Any = find_experts(plain)[-1]
+    for rank in (0, 1):
+        layer = kept(load_model(str(tmp_path), dtype="bfloat16", group=Alone(rank)).model)[-1]
+        rows = torch.cat([torch.arange(128) + 128 * place for place in (rank, 2 + rank)])
+        assert torch.equal(layer.gate_up.numbers(), wide.gate_up_proj[:, rows])
+        assert torch.equal(layer.down.numbers(), wide.down_proj[:, :, rank * 128 : rank * 128 + 128])
+
+
+ROWS, IN_BLOCKS = ExpertForm("_scale", Scales.ROWS), ExpertForm("_scale_inv", Scales.BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "form", "dtype", "ranks", "reason"),
+    [
+        ({}, IN_BLOCKS, torch.bfloat16, 2, ""),
+        ({}, ROWS, torch.bfloat16, 4, ""),
+        ({}, ROWS, torch.float16, 1, "products of experts in few bits are for --dtype bfloat16"),
+        ({}, IN_BLOCKS, torch.bfloat16, 4, "128 inputs, and 256 inner values on 4 ranks, are no multiples of 128"),
+        ({"hidden_act": "relu"}, ROWS, torch.bfloat16, 1, "its activation is ReLU"),
+    ],
+)
+def test_what_cannot_stay_says_why(changes: dict[str, Any], form: ExpertForm, dtype: torch.dtype, ranks: int, reason: str) -> None:
+    config = AutoConfig.for_model("qwen3_moe", num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1, **(SIZES | changes))
+    config.quantization_config = dict(BLOCKS)
+    assert expert_checkpoint.reason_against(config, form, dtype, ranks) == reason
+
+
+def test_files_of_other_forms_say_so(tmp_path: Path) -> None:
+    save_quantized(Form(FORMS["int4 in groups"].make, FORMS["int4 in groups"].about, SIZES, "qwen3_moe"), tmp_path)
+    assert find_form(tmp_path, ["model.safetensors"], "_scale") == "their weights are I32, neither float8 (e4m3) nor MXFP4"
+    save_quantized(Form(blocks(16, 32, "weight_scale_inv"), BLOCKS, SIZES, "qwen3_moe"), tmp_path / "small")
+    found = find_form(tmp_path / "small", ["model.safetensors"], "_scale_inv")
+    assert isinstance(found, str) and ("has scales of" in found or "several forms" in found)
+
+
+def test_a_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that the trial covers each tile of the kernel."""
+    from fairlead_worker.model.lowbit import experts
+
+    class Swapped(PlainProduct):
+        """Takes the scales of the next expert, for many rows alone."""
+
+        def multiply(self, inputs: Any, weights: Any, route: Any, each: int) -> torch.Tensor:
+            scale = weights.scale.roll(1, 0) if len(route.order) > 50 else weights.scale
+            return super().multiply(inputs, experts.ExpertWeights(weights.values, scale, weights.scales), route, each)
+
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(experts, "rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(experts, "triton_product", PlainProduct)
+    for scales in Scales:
+        assert problem_of(cpu, scales, False, 3) == "" and (scales is Scales.GROUPS or problem_of(cpu, scales, True, 3) == "")
+    monkeypatch.setattr(experts, "triton_product", Swapped)
+    assert "% off" in problem_of(cpu, Scales.ROWS, True, 3)
+    monkeypatch.setattr(experts, "triton_product", lambda: 1 / 0)
+    assert problem_of(cpu, Scales.ROWS, True, 3).startswith("ZeroDivisionError")
+    tiles = pytest.importorskip("fairlead_worker.model.lowbit.kernels.experts").TILES
+    used = [next(tile for tile in tiles if 2 * tokens <= tile.most * 128) for tokens in trial_sizes(128)]
+    assert used == list(tiles)
