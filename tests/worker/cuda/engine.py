@@ -20,10 +20,11 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution import host
+from fairlead_worker.execution import host, piecewise
 from fairlead_worker.execution import runner as runner_module
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
+from fairlead_worker.execution.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.kernels import flashinfer
@@ -40,6 +41,8 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 PAGE, PAGES, SLOTS, GRAPH_ROWS, CONTEXT = 4, 10, 24, 2, 64
 VOCABULARY, NEW_TOKENS = 128, 4
+PIECES = (4, 6, 8)
+"""Tokens of piecewise graphs, up to those of a step."""
 LAYERS = (LayerSpec(2, 1, 64, 64, 0.125), LayerSpec(2, 1, 64, 64, 0.125))
 STEM = [7, 9, 11, 13, 15, 17, 19, 21]
 PROMPTS = [
@@ -63,7 +66,7 @@ SAMPLING: dict[int, dict[str, Any]] = {
 class SmallForward:
     """Two layers of attention with random weights, in float16, with clear differences between the logits. Implements `Forward`."""
 
-    can_score = False
+    can_score = True
 
     def __init__(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """`place`: moves the weights to the device."""
@@ -76,12 +79,18 @@ class SmallForward:
         self._layers = [(weights(64, 4 * 64), weights(2 * 64, 64)) for _ in LAYERS]
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        return self.run_head(self.run_body(step, context), step.sampling)
+
+    def run_body(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         states = self._embedding[step.tokens] + self._positions[step.positions]
         for number, (projections, output) in enumerate(self._layers):
             heads = (states @ projections).view(-1, 4, 64)
             attended = context.attend(number, heads[:, :2], heads[:, 2:3], heads[:, 3:])
             states = states + attended.reshape(-1, 2 * 64) @ output
-        return states[step.sampling] @ self._head
+        return states
+
+    def run_head(self, answer: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return answer[places] @ self._head
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> Any:
         raise NotImplementedError
@@ -111,6 +120,14 @@ def capture(runner: ModelRunner, machine: Machine, failure: Failure | None = Non
     with machine.count_operations(failure) as operations:
         runner.graphs.capture()
     return operations
+
+
+def capture_pieces(runner: ModelRunner, machine: Machine, failure: Failure | None = None) -> tuple[PieceSizes, list[str]]:
+    """Record the runner's pieces for steps with prompts, as `make_runner` does, with one operation that fails."""
+    sizes, runner.pieces = PieceSizes(max(PIECES)), None
+    with patch.multiple(piecewise, SIZES=PIECES, SLACK=float("inf")), machine.count_operations(failure) as operations:
+        runner.pieces = record_pieces(runner.graphs, runner.forward, runner.backend, CONTEXT, sizes)
+    return sizes, operations
 
 
 @dataclass
@@ -180,7 +197,12 @@ def expected_answers(scales: tuple[float, ...] | None = None) -> list[list[int]]
 
 @contextmanager
 def device_engine(
-    *, graphs: bool = True, host_tier: bool = True, is_old: bool = False, scales: tuple[float, ...] | None = None
+    *,
+    graphs: bool = True,
+    pieces: bool = False,
+    host_tier: bool = True,
+    is_old: bool = False,
+    scales: tuple[float, ...] | None = None,
 ) -> Iterator[tuple[Engine, DeviceMode]]:
     """Yield an engine on a new modelled device. `is_old`: as in `Machine`. `scales`: of KV in float8."""
     with (
@@ -191,6 +213,8 @@ def device_engine(
         runner = make_runner(CUDA, make_library(mode), mode.adopt, scales=scales)
         if graphs:
             capture(runner, mode.machine)
+        if pieces:
+            capture_pieces(runner, mode.machine)
         if host_tier:
             runner.host = host.CudaHostStore(runner.backend, SLOTS)
         try:

@@ -5,7 +5,7 @@ A change that needs more has to write the budgets again, and so show it: `python
 
 import pytest
 from bench.gpu.fake.gpu import FakeGpu
-from tests.worker.fake_gpu.budgets import CASES, exceeded, measure, read
+from tests.worker.fake_gpu.budgets import CASES, PIECES, PIECEWISE, exceeded, measure, read
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -35,6 +35,16 @@ def test_a_mixed_step_has_one_more_kernel_in_a_layer() -> None:
     """Its decodes and its chunk have a plan each."""
     mixed, chunk = (read()["llama bf16"][step]["layer"].kernels for step in ("mixed", "prefill"))
     assert mixed == chunk | {"flashinfer.decode": 1}
+
+
+def test_a_layer_in_pieces_launches_its_attention_and_one_graph() -> None:
+    """Whatever its kernels are: 10 in a layer of Llama, 25 in one of experts. A copy of the queries comes to them."""
+    for case, steps in PIECES.items():
+        for step in steps:
+            plain, pieces = (read()[case][step + kind]["layer"] for kind in ("", PIECEWISE))
+            assert pieces.launches == (3 if step == "mixed" else 2) and pieces.waits == 0
+            assert sum(pieces.kernels.values()) == sum(plain.kernels.values()) + 1 and plain.launches == sum(plain.kernels.values())
+            assert pieces.kernels.get("copy_", 0) == plain.kernels.get("copy_", 0) + 1
 
 
 def test_low_bit_weights_are_read_in_their_bits() -> None:

@@ -13,9 +13,9 @@ adapter slots (`lora/slots.py`), where a row's slot is one more input.
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -29,6 +29,9 @@ from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.weights.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Cut = Callable[[Callable[[], None]], None]
+"""Ends a piece of a recording and begins the next one. A replay calls the given function between the two."""
 
 
 class Recorder(Protocol):
@@ -36,6 +39,13 @@ class Recorder(Protocol):
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Run `run` once for real, then record it. The returned function replays it on the same memory and returns the same tensor."""
+        ...
+
+    def record_pieces(self, run: Callable[[Cut], T]) -> Callable[[], T]:
+        """Record `run` as `record` does, in one piece more than it calls `cut`.
+
+        Memory of a piece may be used by the next ones, so a function between them reads and writes memory from outside the recording.
+        """
         ...
 
 
@@ -51,22 +61,39 @@ class CudaRecorder:
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return self.record_pieces(lambda cut: run())
+
+    def record_pieces(self, run: Callable[[Cut], T]) -> Callable[[], T]:
         compute, side = torch.cuda.current_stream(), self._side
-        graph = torch.cuda.CUDAGraph()
+        steps: list[Callable[[], None]] = []
+        piece = ExitStack()
+
+        def begin() -> None:
+            graph = torch.cuda.CUDAGraph()
+            piece.enter_context(torch.cuda.graph(graph, pool=self._pool, stream=side))
+            steps.append(graph.replay)
+
+        def cut(between: Callable[[], None]) -> None:
+            piece.close()
+            steps.append(between)
+            begin()
+
         try:
             side.wait_stream(compute)
             # `torch.cuda.graph` alone leaves its stream current if the capture cannot begin (torch 2.15), or cannot end (earlier ones).
             with torch.cuda.stream(side):
-                run()  # libraries initialise at their first call, which must not be recorded
-                with torch.cuda.graph(graph, pool=self._pool, stream=side):
-                    output = run()
+                run(lambda between: between())  # libraries initialise at their first call, which must not be recorded
+                with piece:
+                    begin()
+                    output = run(cut)
             compute.wait_stream(side)
         except Exception:
             self._replace_pool()
             raise
 
-        def replay() -> torch.Tensor:
-            graph.replay()
+        def replay() -> T:
+            for step in steps:
+                step()
             return output
 
         return replay
@@ -112,7 +139,8 @@ class GraphedDecodes:
         """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
         steps may have drafted tokens.
         """
-        self._forward, self._backend, self._recorder, self._slots = forward, backend, recorder, slots
+        self._forward, self._backend, self._slots = forward, backend, slots
+        self.recorder = recorder
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """Page tables of the step that is replayed, shared by all graphs."""
         self.sizes = batch_sizes(most)
@@ -140,7 +168,7 @@ class GraphedDecodes:
             try:
                 graph = _Graph(self._backend, size, self._pages)
                 self._record_adapted(graph, size)
-                graph.record(self._forward, self._recorder)
+                graph.record(self._forward, self.recorder)
             except Exception as error:  # whatever a kernel raises that cannot be recorded
                 self.failure = f"a step of {size} decodes cannot be recorded: {describe_failure(error)}"
                 logger.warning("decodes run without CUDA graphs: %s", self.failure)
@@ -158,7 +186,7 @@ class GraphedDecodes:
             return
         try:
             graph = _Graph(self._backend, size, self._pages, joins=True)
-            graph.record(self._forward, self._recorder)
+            graph.record(self._forward, self.recorder)
         except Exception as error:
             self.verification_failure = f"a step of {size} drafted tokens cannot be recorded: {describe_failure(error)}"
             logger.warning("drafted tokens are rows of their own in CUDA graphs: %s", self.verification_failure)
@@ -171,7 +199,7 @@ class GraphedDecodes:
         if self._slots is None:
             return
         try:
-            graph.record_adapted(self._forward, self._recorder, self._slots)
+            graph.record_adapted(self._forward, self.recorder, self._slots)
         except Exception as error:
             self.adapter_failure = f"a step of {size} decodes with LoRA adapters cannot be recorded: {describe_failure(error)}"
             logger.warning("decodes with LoRA adapters run without CUDA graphs: %s", self.adapter_failure)
@@ -342,8 +370,17 @@ def unsupported_reason(backend: Backend) -> str:
     return f": {len(left_out)} kinds of layers have reference attention" if left_out else ""
 
 
-def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:
-    """Return logits [S, vocabulary] of `step`. A graph's logits stay valid until its next replay."""
-    if graphs is not None and (logits := graphs.run(step)) is not None:
-        return logits
+class Graphs(Protocol):
+    """Graphs for some steps."""
+
+    def run(self, step: PackedStep) -> torch.Tensor | None:
+        """Return logits [S, vocabulary] of `step`; None if no graph fits."""
+        ...
+
+
+def run_step(step: PackedStep, forward: Forward, backend: Backend, *graphs: Graphs | None) -> torch.Tensor:
+    """Return logits [S, vocabulary] of `step`, from the first of `graphs` that fits. They stay valid until its next replay."""
+    for some in graphs:
+        if some is not None and (logits := some.run(step)) is not None:
+            return logits
     return forward(step, backend.plan(step))

@@ -16,6 +16,7 @@ from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
 from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
@@ -72,9 +73,12 @@ class ModelRunner:
         self.kept: KeptLogits | None = None
         """The last logits of complete prompts; None: none are kept."""
         self.graphs: GraphedDecodes | None = None
-        """CUDA graphs for decode-only steps; None: every step runs eagerly."""
+        """CUDA graphs for decode-only steps; None: they run eagerly."""
+        self.pieces: PiecewiseGraphs | None = None
+        """Piecewise CUDA graphs for other steps; None: they run eagerly."""
         self.graph_failure = ""
-        """Why CUDA graphs, or those for adapters or drafted tokens, could not be recorded; empty: they were, or none were wanted."""
+        """Why some CUDA graphs (for decodes, adapters, drafted tokens or prompts) could not be recorded; empty: they were, or were not
+        wanted."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -181,7 +185,7 @@ class ModelRunner:
 
     def run(self, step: PackedStep) -> torch.Tensor:
         """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step."""
-        return run_step(step, self.forward, self.backend, self.graphs)
+        return run_step(step, self.forward, self.backend, self.graphs, self.pieces)
 
 
 def make_runner(
@@ -199,6 +203,7 @@ def make_runner(
     steps: SchedulerConfig | None = None,
     mem_fraction_static: float = 0.92,
     graph_rows: int = 0,
+    piece_tokens: int = 0,
     deterministic: bool = False,
     kept_prompts: int = 0,
     progress: Progress = no_progress,
@@ -219,6 +224,8 @@ def make_runner(
 
     `graph_rows`: most decodes in a step that runs as a CUDA graph; 0: no graphs. Their memory is measured together with the largest
     step.
+
+    `piece_tokens`: most tokens of a step with prompts that runs as piecewise CUDA graphs, where graphs help (`piecewise`); 0: none.
 
     `deterministic`: a row's bits must not depend on the batch. `execution.batch_invariance` verifies it.
 
@@ -242,6 +249,9 @@ def make_runner(
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
+    if steps is not None:
+        piece_tokens = min(piece_tokens, StepLimits.from_config(steps, page_size).tokens)
+    pieces = PieceSizes(piece_tokens)
     verifies = steps is not None and steps.speculative_method != "none"
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
@@ -273,6 +283,7 @@ def make_runner(
         found = profile_memory(memory, mem_fraction_static, tokens, least, attempt, usual)
         taken = (0 if adapters is None else adapters.pending_bytes()) + kept_prompts * slot_bytes(spec.page_bytes, loaded.vocabulary_size)
         step_tokens, room = found.step_tokens, max(0, found.kv_bytes - taken)
+        pieces.most = min(pieces.most, step_tokens)
 
         def graph_bytes(
             model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
@@ -280,13 +291,15 @@ def make_runner(
             tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
 
-            def record() -> GraphedDecodes | None:
+            def record() -> object:
                 nonlocal failure, adapter_failure, verification_failure
                 graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verifies and model is loaded)
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                     verification_failure = verification_failure or graphs.verification_failure
-                return graphs
+                if model is not loaded:
+                    return graphs
+                return graphs, record_pieces(graphs, tried.forward, tried.backend, loaded.max_model_len, pieces, progress)
 
             return measure_allocation(memory, record)
 
@@ -335,7 +348,8 @@ def make_runner(
     if runner.graphs is not None:
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
         verification_failure = verification_failure or runner.graphs.verification_failure
-    runner.graph_failure = failure or adapter_failure or verification_failure
+    runner.pieces = record_pieces(runner.graphs, runner.forward, kv_backend, loaded.max_model_len, pieces, progress)
+    runner.graph_failure = failure or adapter_failure or verification_failure or pieces.failure
     return runner
 
 
