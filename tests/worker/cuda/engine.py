@@ -1,7 +1,7 @@
 """The worker's engine on the modelled device: the real scheduler, cache, overlapped loop, runner, graphs and host tier."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution import host, piecewise
+from fairlead_worker.execution import host
 from fairlead_worker.execution import runner as runner_module
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
@@ -122,10 +122,12 @@ def capture(runner: ModelRunner, machine: Machine, failure: Failure | None = Non
     return operations
 
 
-def capture_pieces(runner: ModelRunner, machine: Machine, failure: Failure | None = None) -> tuple[PieceSizes, list[str]]:
+def capture_pieces(
+    runner: ModelRunner, machine: Machine, failure: Failure | None = None, chosen: Sequence[int] = PIECES
+) -> tuple[PieceSizes, list[str]]:
     """Record the runner's pieces for steps with prompts, as `make_runner` does, with one operation that fails."""
-    sizes, runner.pieces = PieceSizes(max(PIECES)), None
-    with patch.multiple(piecewise, SIZES=PIECES, SLACK=float("inf")), machine.count_operations(failure) as operations:
+    sizes, runner.pieces = PieceSizes(max(chosen), [*chosen]), None
+    with machine.count_operations(failure) as operations:
         runner.pieces = record_pieces(runner.graphs, runner.forward, runner.backend, CONTEXT, sizes)
     return sizes, operations
 

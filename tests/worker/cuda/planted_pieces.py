@@ -1,26 +1,38 @@
 """Faults of piecewise graphs that real engines have had, planted into the worker's code on the modelled device."""
 
-from types import SimpleNamespace
+import weakref
 from typing import Any
 
-import torch
+from tests.worker.cuda.machine import Block
 from tests.worker.cuda.planted import REPLAY, Patch, edit
-from tests.worker.cuda.tensors import DeviceTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fairlead_worker.execution.graphs import CudaRecorder
 from fairlead_worker.execution.piecewise import PiecewiseGraphs, _PieceContext
 
 
+class Borrowed:
+    """Memory of a block that it does not own."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
 def queries_in_the_pool(patch: Patch) -> None:
     """Attention reads queries in the graphs' pool through references that do not own them: sglang#37606, mended by sglang#37448."""
 
-    def attend(self: Any, layer: int, query: Any, key: Any, value: Any) -> torch.Tensor:
-        output, run = self.outputs[self.backend.spec.layers[layer]], self.run
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any) -> Any:
+        output, run, mode = self.outputs[self.backend.spec.layers[layer]], self.run, _get_current_dispatch_mode()
         self.backend.store(layer, self.store, key, value)
-        with torch.inference_mode(False):
-            weak = DeviceTensor(query.inner, SimpleNamespace(block=query.handle.block))  # type: ignore[arg-type]  # owns nothing
-        self.cut(lambda: run(layer, weak, output))
-        return output  # type: ignore[no-any-return]
+        borrowed, storage = Borrowed(query.handle.block), query.inner.untyped_storage()._cdata
+        weak = mode._wrap(query.inner, borrowed)
+
+        def between() -> None:
+            mode._handles[storage] = weakref.ref(borrowed)
+            run(layer, weak, output)
+
+        self.cut(between)
+        return output
 
     patch.setattr(_PieceContext, "attend", attend)
 

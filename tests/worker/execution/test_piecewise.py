@@ -46,8 +46,10 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
 
 
-def recorded(loaded: LoadedModel, most: int = 32, adapters: AdapterSet | None = None) -> tuple[ModelRunner, PieceSizes, Replayed]:
-    runner, recorder, sizes = ModelRunner(loaded, filled_backend(loaded), adapters=adapters), Replayed(), PieceSizes(most)
+def recorded(
+    loaded: LoadedModel, most: int = 32, adapters: AdapterSet | None = None, pages: int = PAGES
+) -> tuple[ModelRunner, PieceSizes, Replayed]:
+    runner, recorder, sizes = ModelRunner(loaded, filled_backend(loaded, pages), adapters=adapters), Replayed(), PieceSizes(most)
     runner.graphs = graphs_for(runner.forward, runner.backend, 1, 100, recorder)
     assert runner.graphs is not None
     runner.graphs.capture()
@@ -251,7 +253,7 @@ def try_all(runner: ModelRunner) -> Outcome:
 
 
 def test_the_trial_runs_every_size_full_and_padded(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, _, _ = recorded(loaded)
+    runner, _, _ = recorded(loaded, pages=120)
     assert runner.pieces is not None
     tried, run = set[tuple[int, bool]](), PiecewiseGraphs.run
 
@@ -280,7 +282,7 @@ def test_the_trial_turns_off_pieces_that_give_other_tokens_and_nothing_else(
     plant: Callable[[pytest.MonkeyPatch], None], loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    runner, _, _ = recorded(loaded)
+    runner, _, _ = recorded(loaded, most=8)
     outcome = try_all(runner)
     assert outcome.modes == Modes(graphs=True, overlap=True) and runner.pieces is None and runner.graphs is not None
     assert outcome.failure.startswith("the start-up trial failed, and these are off: piecewise CUDA graphs: ")
@@ -291,6 +293,6 @@ def test_pieces_that_raise_are_off(loaded: LoadedModel, monkeypatch: pytest.Monk
         raise RuntimeError("CUDA error: the replay failed")
 
     monkeypatch.setattr(PiecewiseGraphs, "run", fail)
-    runner, _, _ = recorded(loaded)
+    runner, _, _ = recorded(loaded, most=4)
     outcome = try_all(runner)
     assert outcome.modes == Modes(graphs=True, overlap=True) and "the replay failed" in outcome.failure

@@ -244,6 +244,8 @@ def record_pieces(
     except Exception as error:  # whatever a kernel raises that cannot be recorded
         sizes.failure = f"steps with prompts cannot be recorded: {describe_failure(error)}"
         logger.warning("steps with prompts run without CUDA graphs: %s", sizes.failure)
+        if backend.spec.device.type == "cuda":  # a plan that was cut short left copies that no event stands for
+            torch.cuda.synchronize(backend.spec.device)
         return None
     sizes.chosen = made.sizes
     return made if made.sizes else None
