@@ -182,14 +182,16 @@ def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
     """Ranks have neither, so that nothing is tried, and each says why."""
     config = WorkerConfig(model="file:///m", max_num_seqs=4)
     assert graph_rows(config, "cuda") == 512
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
-    assert choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512) == StepModes("on", "on")
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4, piece_tokens=100)
+    modes = choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512)
+    assert modes == StepModes("on", "on", piecewise_graphs="on: up to 96 tokens")
     off = WorkerConfig(model="file:///m", overlap="off", max_cudagraph_capture_size=0)
     assert choose_modes(off, runner, SchedulerConfig(512), 512).overlap == "off: --overlap off"
     sharded = WorkerConfig(model="file:///m", tensor_parallel_size=2)
     rank = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, graph_rows=graph_rows(sharded, "cuda"))
     modes = choose_modes(sharded, rank, SchedulerConfig(512), 512)
-    assert "--tensor-parallel-size 2" in modes.cuda_graphs and "--tensor-parallel-size 2" in modes.overlap and not modes.fallback
+    assert all("--tensor-parallel-size 2" in mode for mode in (modes.cuda_graphs, modes.piecewise_graphs, modes.overlap))
+    assert not modes.fallback
 
 
 def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> None:
