@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 STEPS = ("decode", "prefill")
 MIXED = "llama bf16"
 """The case that also has a step of decodes beside a chunk."""
-PIECES = {"llama bf16": ("prefill", "mixed"), "qwen3_moe bf16": ("prefill",), "llama fp8": ("prefill",)}
+PIECES = {"llama bf16": ("prefill", "mixed"), "qwen3_moe bf16": ("prefill",)}
 """Steps that are also run from piecewise CUDA graphs, by case."""
 PIECEWISE = " in pieces"
 """The end of the name of such a step."""
