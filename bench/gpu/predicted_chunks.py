@@ -1,11 +1,11 @@
 """When the launches of a step with a prompt take longer than its kernels, on an H200, predicted as in `predicted_steps`.
 
-For chunks of several sizes: launches and times without graphs, and as piecewise CUDA graphs. Nothing here is measured. `--write` puts the
-table into docs/benchmarks/gpu-model.md.
+For each model: launches without graphs and as piecewise CUDA graphs, the device's time for chunks of the sizes that graphs may have, and
+the largest of them that waits for its launches. Nothing here is measured. `--write` puts the table into docs/benchmarks/gpu-model.md.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -30,31 +30,26 @@ from fairlead_worker.execution.piecewise import SIZES, PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 
 BEGIN, END = "<!-- begin of chunks -->", "<!-- end of chunks -->"
-CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SHOWN = (64, 256, 512, 1024, 2048)
 
 
-def predictions(name: str, chunks: Sequence[int] = CHUNKS) -> list[tuple[Prediction, Prediction | None]]:
-    """Return each chunk of one model, without graphs and in pieces; None: there are none of that size."""
+def predictions(name: str, sizes: Sequence[int] = SIZES) -> tuple[list[Prediction], Prediction | None]:
+    """Return chunks of `sizes` of one model without graphs, and the first of them in pieces; None: the worker has none with ranks."""
     layers = int(SHAPES[name].settings["num_hidden_layers"])
-    shallow, deep = (list(_predict(name, depth, chunks)) for depth in DEPTHS)
-    return [
-        (continue_to(layers, plain, deeper), None if pieces is None or other is None else continue_to(layers, pieces, other))
-        for (plain, pieces), (deeper, other) in zip(shallow, deep, strict=True)
-    ]
+    (shallow, few), (deep, many) = (_predict(name, depth, sizes) for depth in DEPTHS)
+    plain = [continue_to(layers, *pair) for pair in zip(shallow, deep, strict=True)]
+    return plain, None if few is None or many is None else continue_to(layers, few, many)
 
 
-def _predict(name: str, layers: int, chunks: Sequence[int]) -> Iterator[tuple[Prediction, Prediction | None]]:
+def _predict(name: str, layers: int, sizes: Sequence[int]) -> tuple[list[Prediction], Prediction | None]:
     shape = SHAPES[name]
     with fake_worker() as gpu:
-        runner = make_runner(load(gpu, shape, layers), page_size=PAGE, kv_pages=-(-max(chunks) // PAGE))
-        for chunk in chunks:
-            runner.graphs = runner.pieces = None
-            plain = predict(name, f"chunk {chunk:,}", record_step(gpu, runner, prefill_plan(chunk)), shape.ranks)
-            if shape.ranks > 1 or chunk not in SIZES:
-                yield plain, None
-                continue
-            _record_pieces(runner, chunk)
-            yield plain, predict(name, plain.step, record_step(gpu, runner, prefill_plan(chunk)), shape.ranks)
+        runner = make_runner(load(gpu, shape, layers), page_size=PAGE, kv_pages=-(-max(sizes) // PAGE))
+        plain = [predict(name, f"chunk {size:,}", record_step(gpu, runner, prefill_plan(size)), shape.ranks) for size in sizes]
+        if shape.ranks > 1:
+            return plain, None
+        _record_pieces(runner, sizes[0])
+        return plain, predict(name, plain[0].step, record_step(gpu, runner, prefill_plan(sizes[0])), shape.ranks)
 
 
 def _record_pieces(runner: ModelRunner, size: int) -> None:
@@ -66,17 +61,13 @@ def _record_pieces(runner: ModelRunner, size: int) -> None:
     assert runner.pieces is not None, "and pieces"
 
 
-def table(found: Sequence[tuple[Prediction, Prediction | None]]) -> str:
-    """Return the predictions as a table in Markdown."""
-    head = "| Model | Chunk | Device, ms | Launches | Host, ms | Launches in pieces | Host, ms | **Step, ms** | In pieces, ms |"
-    lines = [head, f"|{' --- |'}{' ---: |' * 8}"]
-    for plain, pieces in found:
-        bound = f"{plain.device_ms:.2f} | {plain.launches:,} | {plain.host_ms:.2f}"
-        inner = "– | – | " if pieces is None else f"{pieces.launches:,} | {pieces.host_ms:.2f} | "
-        helps = pieces is not None and plain.host_ms > plain.device_ms
-        last = f"**{plain.step_ms:.2f}** | {f'{pieces.step_ms:.2f}' if helps and pieces is not None else 'not recorded'}"
-        lines.append(f"| {plain.model} | {plain.step.partition(' ')[2]} | {bound} | {inner}{last} |")
-    return "\n".join(lines)
+def row(plain: Sequence[Prediction], pieces: Prediction | None) -> str:
+    """Return one model's row of the table."""
+    waits = [int(one.step.partition(" ")[2].replace(",", "")) for one in plain if one.host_ms > one.device_ms]
+    shown = {int(one.step.partition(" ")[2].replace(",", "")): f"{one.device_ms:.1f}" for one in plain}
+    times = ", ".join(shown[size] for size in SHOWN if size in shown)
+    inner = "none with TP" if pieces is None else f"{pieces.launches:,}: {pieces.host_ms:.1f}"
+    return f"| {plain[0].model} | {plain[0].launches:,}: {plain[0].host_ms:.1f} | {inner} | {times} | {max(waits, default=0):,} |"
 
 
 def main() -> None:
@@ -86,12 +77,15 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    found = [pair for name in options.models for pair in predictions(name)]
-    print(table(found))
+    found = [predictions(name) for name in options.models]
+    sizes = ", ".join(f"{size:,}" for size in SHOWN)
+    head = f"| Model | Launches: ms | In pieces: ms | Device, ms, at {sizes} | Launches are the limit up to |"
+    table = "\n".join((head, f"|{' --- |' * 4} ---: |", *(row(*one) for one in found)))
+    print(table)
     if options.write:
         before, _, rest = PAGE_FILE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE_FILE.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    rows = [{"plain": asdict(plain), "pieces": None if pieces is None else asdict(pieces)} for plain, pieces in found]
+        PAGE_FILE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    rows = [{"plain": [asdict(one) for one in plain], "pieces": None if pieces is None else asdict(pieces)} for plain, pieces in found]
     write_report(__name__, options, rows)
 
 
