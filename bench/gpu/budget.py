@@ -12,6 +12,7 @@ WEIGHTS = {
     "overlap": 3.0,
     "kernel_busy_time": 2.0,
     "prompt_arrival": 1.5,
+    "piecewise": 1.5,
     "lora": 1.5,
     "serving": 5.0,
     "compare": 9.0,

@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.device import Device
 from bench.gpu.model import saved
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
+from fairlead_worker.execution.graphs import Cut, GraphedDecodes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.lora.slots import AdapterSlots
@@ -29,6 +29,9 @@ class Eager:
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         output = run().clone()
         return lambda: output.copy_(run())
+
+    def record_pieces(self, run: Callable[[Cut], Any]) -> Callable[[], Any]:
+        return lambda: run(lambda between: between())
 
 
 class Kit:

@@ -29,7 +29,7 @@ from fairlead_worker.scheduler.request import lease_of
 __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching", "optimisation_gains")
 """Results that need no check."""
-ROOFLINES = ("headline", "kernel_busy_time", "serving", "overlap", "step_time")
+ROOFLINES = ("headline", "kernel_busy_time", "serving", "overlap", "step_time", "piecewise")
 """Stages whose figures stand beside what the device allows."""
 BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
 STAGES = ("sampling", "greedy", "attention", "filters", "headline", "logits", "memory", "step_time", "serving", *ON_REQUEST, "compare")

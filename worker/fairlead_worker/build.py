@@ -95,6 +95,7 @@ def build_runner(
         steps=scheduler_config(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
         graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
+        piece_tokens=config.limits.piecewise_graph_tokens,
         progress=progress or no_progress,
         group=group,
         deterministic=config.deterministic,
@@ -157,12 +158,22 @@ def choose_modes(
     elif no_overlap and config.overlap == "on":
         logger.warning("--overlap on is ignored: %s", no_overlap)
     adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
+    no_pieces = "" if config.limits.piecewise_graph_tokens else "--limits piecewise_graph_tokens=0"
+    if config.tensor_parallel_size > 1:
+        no_pieces = f"--tensor-parallel-size {config.tensor_parallel_size}: rank 0 chooses graphs for decodes only"
+    recorded = runner.pieces is not None
     outcome = try_modes(runner, steps, context, not no_overlap, adapter, progress or no_progress)
     fallback = "; ".join(reason for reason in (runner.graph_failure, outcome.failure) if reason)
+    if runner.pieces is None:
+        failure = outcome.failure if recorded else runner.graph_failure
+        pieces = f"off: {no_graphs or no_pieces or failure or 'launches take no longer than the device'}"
+    else:
+        pieces = f"on: up to {runner.pieces.sizes[-1]} tokens"
     return StepModes(
         "on" if outcome.modes.graphs else f"off: {no_graphs or fallback}",
         "on" if outcome.modes.overlap else f"off: {no_overlap or outcome.failure}",
         fallback[:MOST_REASON],
+        pieces,
     )
 
 

@@ -1,7 +1,7 @@
 """The worker's engine on the modelled device: the real scheduler, cache, overlapped loop, runner, graphs and host tier."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from fairlead_worker.execution import host
 from fairlead_worker.execution import runner as runner_module
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
+from fairlead_worker.execution.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.kernels import workspace
@@ -41,6 +42,8 @@ from fairlead_worker.sharding.group import Group
 
 PAGE, PAGES, SLOTS, GRAPH_ROWS, CONTEXT = 4, 10, 24, 2, 64
 VOCABULARY, NEW_TOKENS = 128, 4
+PIECES = (4, 6, 8)
+"""Tokens of piecewise graphs, up to those of a step."""
 LAYERS = (LayerSpec(2, 1, 64, 64, 0.125), LayerSpec(2, 1, 64, 64, 0.125))
 STEM = [7, 9, 11, 13, 15, 17, 19, 21]
 PROMPTS = [
@@ -64,7 +67,7 @@ SAMPLING: dict[int, dict[str, Any]] = {
 class SmallForward:
     """Two layers of attention with random weights, in float16, with clear differences between the logits. Implements `Forward`."""
 
-    can_score = False
+    can_score = True
 
     def __init__(
         self, place: Callable[[torch.Tensor], torch.Tensor], add: Callable[[torch.Tensor], torch.Tensor] = lambda update: update
@@ -80,12 +83,18 @@ class SmallForward:
         self._layers = [(weights(64, 4 * 64), weights(2 * 64, 64)) for _ in LAYERS]
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        return self.run_head(self.run_body(step, context), step.sampling)
+
+    def run_body(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         states = self._embedding[step.tokens] + self._positions[step.positions]
         for number, (projections, output) in enumerate(self._layers):
             heads = (states @ projections).view(-1, 4, 64)
             attended = context.attend(number, heads[:, :2], heads[:, 2:3], heads[:, 3:])
             states = states + self._add(attended.reshape(-1, 2 * 64) @ output)
-        return states[step.sampling] @ self._head
+        return states
+
+    def run_head(self, answer: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return answer[places] @ self._head
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> Any:
         raise NotImplementedError
@@ -122,6 +131,16 @@ def capture(
     with machine.count_operations(failure) as operations:
         runner.graphs.capture()
     return operations
+
+
+def capture_pieces(
+    runner: ModelRunner, machine: Machine, failure: Failure | None = None, chosen: Sequence[int] = PIECES
+) -> tuple[PieceSizes, list[str]]:
+    """Record the runner's pieces for steps with prompts, as `make_runner` does, with one operation that fails."""
+    sizes, runner.pieces = PieceSizes(max(chosen), [*chosen]), None
+    with machine.count_operations(failure) as operations:
+        runner.pieces = record_pieces(runner.graphs, runner.forward, runner.backend, CONTEXT, sizes)
+    return sizes, operations
 
 
 @dataclass
@@ -193,6 +212,7 @@ def expected_answers(scales: tuple[float, ...] | None = None, group: Group | Non
 def device_engine(
     *,
     graphs: bool = True,
+    pieces: bool = False,
     host_tier: bool = True,
     is_old: bool = False,
     scales: tuple[float, ...] | None = None,
@@ -208,6 +228,8 @@ def device_engine(
         runner = make_runner(CUDA, make_library(mode), mode.adopt, scales=scales, group=ranks)
         if graphs:
             capture(runner, mode.machine, group=ranks)
+        if pieces:
+            capture_pieces(runner, mode.machine)
         if host_tier:
             runner.host = host.CudaHostStore(runner.backend, SLOTS)
         try:

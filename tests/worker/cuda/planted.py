@@ -19,6 +19,8 @@ from fairlead_worker.execution.host import CudaHostStore
 from fairlead_worker.kernels import flashinfer, transfer
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
+REPLAY = "        for step in steps:\n            step()\n"
+"""What a replay does, in `CudaRecorder.record_pieces`."""
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
@@ -90,7 +92,7 @@ def plan_is_staged_early(patch: Patch) -> None:
 def fence_before_the_plan(patch: Patch) -> None:
     """The event is recorded before the copies that it stands for."""
     edit(patch, FlashInferBackend, "_stage", ("self._staged.synchronize()", "self._staged.synchronize(); self._staged.record()"))
-    for name in ("plan", "plan_graph"):
+    for name in ("plan_parts", "plan_graph"):
         edit(patch, FlashInferBackend, name, ("self._staged.record()", "pass"))
 
 
@@ -112,8 +114,8 @@ def replay_before_its_inputs(patch: Patch) -> None:
     edit(
         patch,
         CudaRecorder,
-        "record",
-        ("graph.replay()\n", "with torch.cuda.stream(side):\n            graph.replay()\n        compute.wait_stream(side)\n"),
+        "record_pieces",
+        (REPLAY, "        with torch.cuda.stream(side):\n            [step() for step in steps]\n        compute.wait_stream(side)\n"),
     )
 
 
@@ -122,8 +124,8 @@ def result_is_not_awaited(patch: Patch) -> None:
     edit(
         patch,
         CudaRecorder,
-        "record",
-        ("graph.replay()\n", "side.wait_stream(compute)\n        with torch.cuda.stream(side):\n            graph.replay()\n"),
+        "record_pieces",
+        (REPLAY, "        side.wait_stream(compute)\n        with torch.cuda.stream(side):\n            [step() for step in steps]\n"),
     )
 
 
@@ -209,7 +211,7 @@ def work_of_a_failed_warm_up(patch: Patch) -> None:
 
 def stream_of_a_failed_capture(patch: Patch) -> None:
     """After a failed capture its stream stays current: `torch.cuda.graph` in releases before pytorch#180395."""
-    edit(patch, CudaRecorder, "record", ("with torch.cuda.stream(side):", "with suppress():"))
+    edit(patch, CudaRecorder, "record_pieces", ("with torch.cuda.stream(side):", "with suppress():"))
 
 
 def event_of_another_stream_in_a_capture(patch: Patch) -> None:

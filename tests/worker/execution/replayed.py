@@ -6,6 +6,7 @@ device there is refused as CUDA refuses it. FlashInfer's functions are kernels h
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tests.worker.execution.waits import waits
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from fairlead_worker.execution.graphs import Cut
 from fairlead_worker.kernels.base import KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.model.loader import LoadedModel
@@ -55,27 +57,43 @@ class Replayed:
 
     def __init__(self) -> None:
         self.recorded: list[int] = []
-        """Rows of each graph, in recording order."""
+        """Rows of each graph, or tokens if it has pieces, in recording order."""
         self.replays: list[int] = []
         """The replayed graphs, in order."""
         self.operations: list[int] = []
         """Number of operations of each graph."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        run()  # as CudaRecorder: libraries initialise
+        return self.record_pieces(lambda cut: run())
+
+    def record_pieces(self, run: Callable[[Cut], Any]) -> Callable[[], Any]:
+        run(lambda between: between())  # as CudaRecorder: libraries initialise
         return self.capture(run)
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Record `run`."""
-        with Recording() as recording:
-            output = run()
-        number = len(self.recorded)
-        self.recorded.append(len(output))
-        self.operations.append(len(recording.calls))
+    def capture(self, run: Callable[[Cut], Any]) -> Callable[[], Any]:
+        """Record `run` without running it before."""
+        steps, pieces = list[Callable[[], None]](), list[Recording]()
 
-        def replay() -> torch.Tensor:
+        def begin() -> None:
+            pieces.append(piece.enter_context(Recording()))
+            steps.append(pieces[-1].replay)
+
+        def cut(between: Callable[[], None]) -> None:
+            piece.close()
+            steps.append(between)
+            begin()
+
+        with ExitStack() as piece:
+            begin()
+            output = run(cut)
+        number = len(self.recorded)
+        self.recorded.append(len(output) if isinstance(output, torch.Tensor) else output[0].shape[1])
+        self.operations.append(sum(len(part.calls) for part in pieces))
+
+        def replay() -> Any:
             self.replays.append(number)
-            recording.replay()
+            for step in steps:
+                step()
             return output
 
         return replay

@@ -48,7 +48,7 @@ def test_the_largest_is_recorded_first(loaded: LoadedModel) -> None:
     told: list[tuple[str, int]] = []
     made = graphs_for(ModelRunner(loaded, filled_backend(loaded)).forward, filled_backend(loaded), 12, 100, Replayed())
     assert made is not None
-    recorder = made._recorder = Replayed()
+    recorder = made.recorder = Replayed()
     made.capture(lambda phase, percent, *_, **__: told.append((phase, percent)))
     assert recorder.recorded == [12, 8, 4, 2, 1]
     assert told == [("capture", 0), ("capture", 20), ("capture", 40), ("capture", 60), ("capture", 80), ("capture", 100)]

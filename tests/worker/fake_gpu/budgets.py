@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 STEPS = ("decode", "prefill")
 MIXED = "llama bf16"
 """The case that also has a step of decodes beside a chunk."""
+PIECES = {"llama bf16": ("prefill", "mixed"), "qwen3_moe bf16": ("prefill",)}
+"""Steps that are also run from piecewise CUDA graphs, by case."""
+PIECEWISE = " in pieces"
+"""The end of the name of such a step."""
 
 
 @dataclass
@@ -67,7 +71,7 @@ def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
     """Return step -> {"layer", "step"} -> what it uses."""
     family, quantization, settings = CASES[case]
     depth = settings.get("num_hidden_layers", 2)
-    steps = (*STEPS, "mixed") if case == MIXED else STEPS
+    steps = (*STEPS, *["mixed"] * (case == MIXED), *(step + PIECEWISE for step in PIECES.get(case, ())))
     shallow, deep = (
         run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case, steps) for layers in (depth, 2 * depth)
     )
@@ -75,14 +79,19 @@ def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
 
 
 def run(gpu: FakeGpu, family: str, quantization: str, settings: dict[str, Any], sharded: bool, steps: Sequence[str]) -> dict[str, Record]:
-    """Return what each of `steps` records: decodes, a chunk of a prompt, or both."""
+    """Return what each of `steps` records: decodes, a chunk of a prompt, or both; the latter two also in pieces."""
     group = FakeGroup(gpu, 0, 2) if sharded else None
-    runner = make_runner(load(family, group, quantization, **settings), page_size=PAGE, kv_pages=64)
-    return {step: record(gpu, runner, step) for step in steps}
+    loaded = load(family, group, quantization, **settings)
+    runner = make_runner(loaded, page_size=PAGE, kv_pages=64)
+    made = {step: record(gpu, runner, step) for step in steps if not step.endswith(PIECEWISE)}
+    if len(made) < len(steps):
+        runner = make_runner(loaded, page_size=PAGE, kv_pages=64, graph_rows=1, piece_tokens=128)
+    return made | {step: record(gpu, runner, step) for step in steps if step.endswith(PIECEWISE)}
 
 
 def record(gpu: FakeGpu, runner: ModelRunner, step: str) -> Record:
     """Return what one step records, after the same step: the first one has no earlier plan to wait for."""
+    step = step.removesuffix(PIECEWISE)
     requests = [make_request(str(number), [2] * CONTEXT, GREEDY) for number in range(ROWS if step != "prefill" else 0)]
     for request in requests:
         request.computed = CONTEXT - 1

@@ -6,7 +6,7 @@ A change that needs more has to write the budgets again, and so show it: `python
 import pytest
 import torch
 from bench.gpu.fake.gpu import CUDA, FakeGpu
-from tests.worker.fake_gpu.budgets import CASES, exceeded, measure, read
+from tests.worker.fake_gpu.budgets import CASES, PIECES, PIECEWISE, exceeded, measure, read
 
 from fairlead_worker.model.lowbit.int4 import MANY, int4_linear
 
@@ -57,6 +57,16 @@ def test_experts_are_read_in_their_bits_and_their_rows_stay_in_place() -> None:
             assert not any(name.startswith(("_grouped_mm", "index_copy_")) for name in narrow.kernels)
             assert plain.bytes - narrow.bytes >= saved * used * 8 * 3 * 128 * 256
         assert sum(others[0].kernels.values()) <= sum(plain.kernels.values())
+
+
+def test_a_layer_in_pieces_launches_its_attention_and_one_graph() -> None:
+    """Whatever its kernels are: 10 in a layer of Llama, 25 in one of experts. A copy of the queries comes to them."""
+    for case, steps in PIECES.items():
+        for step in steps:
+            plain, pieces = (read()[case][step + kind]["layer"] for kind in ("", PIECEWISE))
+            assert pieces.launches == (3 if step == "mixed" else 2) and pieces.waits == 0
+            assert sum(pieces.kernels.values()) == sum(plain.kernels.values()) + 1 and plain.launches == sum(plain.kernels.values())
+            assert pieces.kernels.get("copy_", 0) == plain.kernels.get("copy_", 0) + 1
 
 
 def test_low_bit_weights_are_read_in_their_bits() -> None:

@@ -183,8 +183,9 @@ def test_the_start_up_trial_of_a_draft_model_waits_for_its_tokens_only(gpu: Fake
 def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
     config = WorkerConfig(model="file:///m", max_num_seqs=4)
     assert graph_rows(config, "cuda") == 512
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
-    assert choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512) == StepModes("on", "on")
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4, piece_tokens=100)
+    modes = choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512)
+    assert modes == StepModes("on", "on", piecewise_graphs="on: up to 96 tokens")
     off = WorkerConfig(model="file:///m", overlap="off", max_cudagraph_capture_size=0)
     assert choose_modes(off, runner, SchedulerConfig(512), 512).overlap == "off: --overlap off"
 
@@ -193,7 +194,9 @@ def test_ranks_try_graphs_and_overlap_by_default(gpu: FakeGpu) -> None:
     """If the trial fails, all ranks free their graphs."""
     config, steps = WorkerConfig(model="file:///m", max_num_seqs=4, tensor_parallel_size=2), SchedulerConfig(512, max_num_seqs=4)
     runners, groups, sent = ranks_of(gpu, "llama")
-    assert choose_modes(config, runners[0], steps, 512) == StepModes("on", "on")
+    assert choose_modes(config, runners[0], steps, 512) == StepModes(
+        "on", "on", piecewise_graphs="off: --tensor-parallel-size 2: rank 0 chooses graphs for decodes only"
+    )
     follow(sent, runners[1], groups[1])
     sent.messages.clear()
     with patch.object(trial._Trial, "compare", lambda self, modes: "other tokens"):

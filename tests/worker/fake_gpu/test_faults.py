@@ -15,13 +15,13 @@ from bench.gpu.fake.gpu import FakeGpu, MixedDevices
 from bench.gpu.fake.record import Wait
 from bench.gpu.fake.rounder import FakeRounder
 from bench.gpu.fake.worker import FakeGroup
-from tests.worker.fake_gpu.budgets import CASES, STEPS, exceeded, measure, read, record
+from tests.worker.fake_gpu.budgets import CASES, PIECES, PIECEWISE, STEPS, exceeded, measure, read, record
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
 from tests.worker.fake_gpu.test_engine import run_engine
 from tests.worker.fake_gpu.waits import unexpected
 from torch import nn
 
-from fairlead_worker.execution import graphs, overlap
+from fairlead_worker.execution import graphs, overlap, piecewise
 from fairlead_worker.execution.forward import ModuleForward
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels import flashinfer
@@ -49,7 +49,7 @@ def waits_of(gpu: FakeGpu, loaded: LoadedModel | None = None, runner: ModelRunne
 
 
 def excess(gpu: FakeGpu, case: str = "llama bf16", part: str = "layer", step: str = "decode") -> str:
-    assert case in CASES and step in STEPS
+    assert case in CASES and step in (*STEPS, *(each + PIECEWISE for each in PIECES.get(case, ())))
     return "; ".join(exceeded(measure(gpu, case)[step][part], read()[case][step][part]))
 
 
@@ -343,3 +343,52 @@ def test_graphs_that_are_never_replayed(gpu: FakeGpu, monkeypatch: Patch) -> Non
     replayed = launches()
     monkeypatch.setattr(graphs.GraphedDecodes, "run", lambda self, step: None)
     assert launches() >= replayed + 3 * 4 * 10, "three decodes of four layers"
+
+
+# Piecewise graphs
+
+
+def test_pieces_that_are_never_replayed(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Every chunk runs eagerly, because no size fits: what launches cost shows in no other check."""
+    around(monkeypatch, piecewise.PiecewiseGraphs, "run", lambda original, self, step: None)
+    assert "launches: 10, 2 allowed" in excess(gpu, step="prefill in pieces")
+
+
+def test_chunks_padded_to_the_largest_size(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """One graph for all chunks, or sizes far apart: 64 tokens are computed as 128 (sglang#35588 replays the buckets that there are)."""
+    monkeypatch.setattr(piecewise, "SIZES", (128,))
+    found = excess(gpu, step="prefill in pieces")
+    assert "flops" in found and "launches" not in found
+
+
+def test_keys_stored_outside_the_pieces(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Whatever is left between two pieces is a launch in each layer (sglang#35849)."""
+
+    def attend(original: Any, self: Any, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        kind = self.backend.spec.layers[layer]
+        queries, output = self.queries[kind], self.outputs[kind]
+        queries.copy_(query)
+        self.cut(lambda: (self.backend.store(layer, self.store, key, value), self.run(layer, queries, output)))
+        return output
+
+    around(monkeypatch, piecewise._PieceContext, "attend", attend)
+    assert "launches: 3, 2 allowed" in excess(gpu, step="prefill in pieces")
+
+
+def test_a_head_on_all_padded_tokens(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Logits inside the last piece, whose size is fixed: those of all tokens (TensorRT-LLM#11993 pads them)."""
+
+    def body(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> Any:
+        return original(self, replace(step, sampling=torch.arange(len(step.tokens), device="cuda")), context)
+
+    around(monkeypatch, ModuleForward, "run_body", body)
+    found = excess(gpu, part="step", step="prefill in pieces")
+    assert "flops" in found and "bytes" in found
+
+
+def test_a_wait_inside_a_piece(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """What waits cannot be captured: steps with prompts run without graphs, and the reason is told."""
+    around(monkeypatch, ModuleForward, "run_body", lambda original, self, *args: (made := original(self, *args), made[0].sum().item())[0])
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=1, piece_tokens=64)
+    assert runner.graphs is not None and runner.graphs.is_recorded and runner.pieces is None
+    assert "steps with prompts cannot be recorded" in runner.graph_failure

@@ -88,7 +88,7 @@ class RankRecorder(Replayed):
 
         with self._group.rehearse():
             failing()
-        return self.capture(failing)
+        return self.capture(lambda cut: failing())
 
 
 class RecordableGroup(Group):

@@ -49,6 +49,10 @@ class Limits(ConfigObject):
         NonNegative,
         Field(description="recent prompts whose last logits are kept, so that an exact repeat needs no forward pass; 0: none"),
     ] = 32
+    piecewise_graph_tokens: Annotated[
+        NonNegative,
+        Field(description="tokens of the largest step with prompts that runs as piecewise CUDA graphs, where launches are slow; 0: none"),
+    ] = 2048
     load_timeout: Annotated[Seconds, Field(description="seconds without progress after which loading the model fails")] = 120
     engine_timeout: Annotated[Seconds, Field(description="seconds without a message after which a ready engine counts as dead")] = 120
     lease_seconds: Annotated[Seconds, Field(description="seconds after which the index forgets a worker that sent nothing")] = 10

@@ -20,14 +20,15 @@ class AdaptedForward:
 
     def __init__(self, plain: Forward, modules: Forward, adapters: AdapterSet, backend: Backend) -> None:
         """`plain`: for rows without an adapter. `modules`: of the model that `adapters` belong to; may be the same object."""
-        self._plain, self._modules, self._adapters, self._backend = plain, modules, adapters, backend
+        self.plain = plain
+        self._modules, self._adapters, self._backend = modules, adapters, backend
         self.can_score = plain.can_score and modules.can_score
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         """Return logits [S, vocabulary]."""
         if not step.adapters:
-            return self._plain(step, context)
-        if self._plain is self._modules:
+            return self.plain(step, context)
+        if self.plain is self._modules:
             return self._run_adapted(step, context)
         parts = self._parts(step)
         answers = [self._run(part) for part in parts]
@@ -36,8 +37,8 @@ class AdaptedForward:
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """Return the same logits, and the model's results at `places`."""
         if not step.adapters:
-            return self._plain.score(step, context, places)
-        if self._plain is self._modules:
+            return self.plain.score(step, context, places)
+        if self.plain is self._modules:
             with self._adapters.activate(step.adapters, step.counts):
                 return self._modules.score(step, context, places)
         parts = self._parts(step)
@@ -51,14 +52,14 @@ class AdaptedForward:
             return self._modules(step, context)
 
     def _run(self, part: "Part") -> torch.Tensor:
-        run = self._run_adapted if part.step.adapters else self._plain
+        run = self._run_adapted if part.step.adapters else self.plain
         return run(part.step, self._backend.plan(part.step))
 
     def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         local = torch.searchsorted(part.tokens, places)
         context = self._backend.plan(part.step)
         if not part.step.adapters:
-            return self._plain.score(part.step, context, local)
+            return self.plain.score(part.step, context, local)
         with self._adapters.activate(part.step.adapters, part.step.counts):
             return self._modules.score(part.step, context, local)
 

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -45,6 +45,19 @@ class Forward(Protocol):
         ...
 
 
+@runtime_checkable
+class SplitForward(Forward, Protocol):
+    """A forward pass whose body and head can run apart, if `can_score`."""
+
+    def run_body(self, step: PackedStep, context: StepContext) -> Any:
+        """Return what `run_head` turns into logits. `step` samples nothing."""
+        ...
+
+    def run_head(self, answer: Any, places: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocabulary] of token indices `places` [n]."""
+        ...
+
+
 class ModuleForward:
     """The model's own modules, on any backend."""
 
@@ -66,6 +79,16 @@ class ModuleForward:
         with head.record() as answers:
             logits = self(step, context)
         return logits, _ModuleStates(head, answers[0], places)
+
+    def run_body(self, step: PackedStep, context: StepContext) -> Any:
+        assert self._head is not None, "can_score says so"
+        with self._head.record() as answers:
+            self(step, context)
+        return answers[0]
+
+    def run_head(self, answer: Any, places: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "can_score says so"
+        return self._head.logits(answer, places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ the run before a capture leaves them out, and a capture runs nothing. So if one 
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -35,6 +35,8 @@ from fairlead_worker.weights.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Cut = Callable[[Callable[[], None]], None]
+"""Ends a piece of a recording and begins the next one. A replay calls the given function between the two."""
 
 
 class Choice(NamedTuple):
@@ -51,6 +53,13 @@ class Recorder(Protocol):
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Run `run` once for real, then record it. The returned function replays it on the same memory and returns the same tensor."""
+        ...
+
+    def record_pieces(self, run: Callable[[Cut], T]) -> Callable[[], T]:
+        """Record `run` as `record` does, in one piece more than it calls `cut`.
+
+        Memory of a piece may be used by the next ones, so a function between them reads and writes memory from outside the recording.
+        """
         ...
 
 
@@ -70,23 +79,40 @@ class CudaRecorder:
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return self.record_pieces(lambda cut: run())
+
+    def record_pieces(self, run: Callable[[Cut], T]) -> Callable[[], T]:
         compute, side = torch.cuda.current_stream(), self._side
-        graph = torch.cuda.CUDAGraph()
+        steps: list[Callable[[], None]] = []
+        piece = ExitStack()
+
+        def begin() -> None:
+            graph = torch.cuda.CUDAGraph()
+            piece.enter_context(torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode=self._mode))
+            steps.append(graph.replay)
+
+        def cut(between: Callable[[], None]) -> None:
+            piece.close()
+            steps.append(between)
+            begin()
+
         try:
             side.wait_stream(compute)
             # `torch.cuda.graph` alone leaves its stream current if the capture cannot begin (torch 2.15), or cannot end (earlier ones).
             with torch.cuda.stream(side):
                 with nullcontext() if self._group is None else self._group.rehearse():
-                    run()  # libraries initialise at their first call, which must not be recorded
-                with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode=self._mode):
-                    output = run()
+                    run(lambda between: between())  # libraries initialise at their first call, which must not be recorded
+                with piece:
+                    begin()
+                    output = run(cut)
             compute.wait_stream(side)
         except Exception:
             self._replace_pool()
             raise
 
-        def replay() -> torch.Tensor:
-            graph.replay()
+        def replay() -> T:
+            for step in steps:
+                step()
             return output
 
         return replay
@@ -133,7 +159,8 @@ class GraphedDecodes:
         """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
         steps may have drafted tokens. `group`: the ranks, which all record the same graphs; None: this process alone has the model.
         """
-        self._forward, self._backend, self._recorder, self._slots, self._group = forward, backend, recorder, slots, group
+        self._forward, self._backend, self._slots, self._group = forward, backend, slots, group
+        self.recorder = recorder
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """Page tables of the step that is replayed, shared by all graphs."""
         self.sizes = batch_sizes(most)
@@ -197,7 +224,7 @@ class GraphedDecodes:
         if graph is None:
             return None
         self._record_adapted(graph, size)
-        recorded, self.failure = self._attempt(what, lambda: graph.record(self._forward, self._recorder))
+        recorded, self.failure = self._attempt(what, lambda: graph.record(self._forward, self.recorder))
         return recorded
 
     def _record_verification(self, size: int) -> None:
@@ -205,7 +232,7 @@ class GraphedDecodes:
             return
         graph, failure = self._attempt(
             f"a step of {size} drafted tokens",
-            lambda: _Graph(self._backend, size, self._pages, joins=True).record(self._forward, self._recorder),
+            lambda: _Graph(self._backend, size, self._pages, joins=True).record(self._forward, self.recorder),
         )
         if graph is None:
             self.verification_failure = failure
@@ -220,7 +247,7 @@ class GraphedDecodes:
         if slots is None:
             return
         recorded, failure = self._attempt(
-            f"a step of {size} decodes with LoRA adapters", lambda: graph.record_adapted(self._forward, self._recorder, slots)
+            f"a step of {size} decodes with LoRA adapters", lambda: graph.record_adapted(self._forward, self.recorder, slots)
         )
         if recorded is None:
             self.adapter_failure = failure
@@ -409,8 +436,17 @@ def unsupported_reason(backend: Backend) -> str:
     return f": {len(left_out)} kinds of layers have reference attention" if left_out else ""
 
 
-def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:
-    """Return logits [S, vocabulary] of `step`. A graph's logits stay valid until its next replay."""
-    if graphs is not None and (logits := graphs.run(step)) is not None:
-        return logits
+class Graphs(Protocol):
+    """Graphs for some steps."""
+
+    def run(self, step: PackedStep) -> torch.Tensor | None:
+        """Return logits [S, vocabulary] of `step`; None if no graph fits."""
+        ...
+
+
+def run_step(step: PackedStep, forward: Forward, backend: Backend, *graphs: Graphs | None) -> torch.Tensor:
+    """Return logits [S, vocabulary] of `step`, from the first of `graphs` that fits. They stay valid until its next replay."""
+    for some in graphs:
+        if some is not None and (logits := some.run(step)) is not None:
+            return logits
     return forward(step, backend.plan(step))

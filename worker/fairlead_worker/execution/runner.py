@@ -17,6 +17,7 @@ from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
 from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
@@ -74,9 +75,12 @@ class ModelRunner:
         self.kept: KeptLogits | None = None
         """The last logits of complete prompts; None: none are kept."""
         self.graphs: GraphedDecodes | None = None
-        """CUDA graphs for decode-only steps; None: every step runs eagerly."""
+        """CUDA graphs for decode-only steps; None: they run eagerly."""
+        self.pieces: PiecewiseGraphs | None = None
+        """Piecewise CUDA graphs for other steps; None: they run eagerly."""
         self.graph_failure = ""
-        """Why CUDA graphs, or those for adapters or drafted tokens, could not be recorded; empty: they were, or none were wanted."""
+        """Why some CUDA graphs (for decodes, adapters, drafted tokens or prompts) could not be recorded; empty: they were, or were not
+        wanted."""
         self.followers: Followers | None = None
         """The other ranks of a sharded model; None: there are none, or this rank is one of them."""
         self.step_tokens = 0
@@ -199,7 +203,7 @@ class ModelRunner:
         if others is None:
             if fill is not None:
                 fill()
-            return run_step(step, self.forward, self.backend, self.graphs)
+            return run_step(step, self.forward, self.backend, self.graphs, self.pieces)
         with others.run(step, None if self.graphs is None else self.graphs.choose(step), shares=fill is not None):
             if fill is not None:
                 fill()
@@ -222,6 +226,7 @@ def make_runner(
     steps: SchedulerConfig | None = None,
     mem_fraction_static: float = 0.92,
     graph_rows: int = 0,
+    piece_tokens: int = 0,
     deterministic: bool = False,
     kept_prompts: int = 0,
     progress: Progress = no_progress,
@@ -243,6 +248,8 @@ def make_runner(
     `graph_rows`: most decodes in a step that runs as a CUDA graph; 0: no graphs. Their memory is measured together with the largest
     step.
 
+    `piece_tokens`: most tokens of a step with prompts that runs as piecewise CUDA graphs, where graphs help (`piecewise`); 0: none.
+
     `deterministic`: a row's bits must not depend on the batch. `execution.batch_invariance` verifies it.
 
     `kept_prompts`: most prompts whose last logits are kept. None are kept with a draft model, which has no KV for their last page, and
@@ -263,6 +270,9 @@ def make_runner(
         kept_prompts = 0
     if steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
+    if steps is not None:
+        piece_tokens = min(piece_tokens, StepLimits.from_config(steps, page_size).tokens)
+    pieces = PieceSizes(piece_tokens if loaded.ranks == 1 else 0)  # `build.choose_modes` reports this to the user
     verifies = steps is not None and steps.speculative_method != "none"
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
@@ -294,6 +304,7 @@ def make_runner(
         found = profile_memory(memory, mem_fraction_static, tokens, least, attempt, usual)
         taken = (0 if adapters is None else adapters.pending_bytes()) + kept_prompts * slot_bytes(spec.page_bytes, loaded.vocabulary_size)
         step_tokens, room = found.step_tokens, max(0, found.kv_bytes - taken)
+        pieces.most = min(pieces.most, step_tokens)
 
         def graph_bytes(
             model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
@@ -301,7 +312,7 @@ def make_runner(
             tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
 
-            def record() -> GraphedDecodes | None:
+            def record() -> object:
                 nonlocal failure, adapter_failure, verification_failure
                 shared = group if model is loaded else None  # a draft model is whole, on rank 0
                 verified = verifies and model is loaded
@@ -309,7 +320,9 @@ def make_runner(
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                     verification_failure = verification_failure or graphs.verification_failure
-                return graphs
+                if model is not loaded:
+                    return graphs
+                return graphs, record_pieces(graphs, tried.forward, tried.backend, loaded.max_model_len, pieces, progress)
 
             return measure_allocation(memory, record)
 
@@ -360,7 +373,8 @@ def make_runner(
     if runner.graphs is not None:
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
         verification_failure = verification_failure or runner.graphs.verification_failure
-    runner.graph_failure = failure or adapter_failure or verification_failure
+    runner.pieces = record_pieces(runner.graphs, runner.forward, kv_backend, loaded.max_model_len, pieces, progress)
+    runner.graph_failure = failure or adapter_failure or verification_failure or pieces.failure
     return runner
 
 

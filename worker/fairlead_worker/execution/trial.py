@@ -1,4 +1,4 @@
-"""Trial of CUDA graphs and overlap at the start: the same requests run with plain steps and with both, and their tokens are compared.
+"""Trial of CUDA graphs and overlap at the start: the same requests run with plain steps and with these, and their tokens are compared.
 
 It runs before the first request, on the runner's pages, with a scheduler and a prefix cache of its own. So it leaves no entry in the
 engine's cache and no count in its statistics. Only rank 0 plans and samples, so its outcome is that of all ranks.
@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -69,8 +70,11 @@ class Modes(NamedTuple):
 
     graphs: bool = False
     overlap: bool = False
+    pieces: bool = False
 
 
+NAMES = ("CUDA graphs", "overlap", "piecewise CUDA graphs")
+"""Of the fields of `Modes`."""
 PLAIN = Modes()
 
 
@@ -80,7 +84,7 @@ class Outcome:
 
     modes: Modes
     failure: str = ""
-    """Why CUDA graphs or overlap are off although they were wanted; empty: they are not."""
+    """Why some modes are off although they were wanted; empty: they are not."""
 
 
 def try_modes(
@@ -92,14 +96,14 @@ def try_modes(
     progress: Progress = no_progress,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Try the recorded CUDA graphs of `runner`, and overlap if it is wanted, and turn graphs off in `runner` if they fail.
+    """Try the recorded CUDA graphs of `runner`, and overlap if it is wanted, and turn those graphs off in `runner` that fail.
 
     `context`: tokens of the longest sequence. `adapter`: number of a loaded LoRA adapter, 0: none. Any error of the trial is a reason to
     fall back, except on a sharded model, where other ranks may wait for this one, and if plain steps fail as well.
     """
     drafter = runner.drafter
     recorded = [each.is_recorded for each in (runner.graphs, None if drafter is None else drafter.graphs) if each is not None]
-    wanted = Modes(bool(recorded) and all(recorded), overlap)
+    wanted = Modes(bool(recorded) and all(recorded), overlap, runner.pieces is not None)
     if wanted == PLAIN or not config.generates:
         return Outcome(PLAIN)
     began = clock()
@@ -111,6 +115,8 @@ def try_modes(
             drafter.graphs = None
         if runner.followers is not None:
             runner.followers.drop_graphs()
+    if not modes.pieces:
+        runner.pieces = None
     if trial.has_raised:
         trial.serve_plainly()
     if failure:
@@ -127,17 +133,21 @@ def _choose(trial: "_Trial", wanted: Modes) -> tuple[Modes, str]:
         return wanted, ""
     if not trial.can_continue:
         return PLAIN, f"{_name(wanted)} could not be tried and are off: {failure}"
-    single = [Modes(graphs=True), Modes(overlap=True)]
-    if wanted in single:
+    single = [Modes(**{name: True}) for name in Modes._fields if getattr(wanted, name)]
+    if len(single) == 1:
         return PLAIN, f"{_name(wanted)} failed the start-up trial and is off: {failure}"
     failures = {modes: trial.compare(modes) for modes in single}
-    passed = next((modes for modes, found in failures.items() if not found), PLAIN)
-    others = [f"{_name(modes)}: {failures[modes] or f'beside {_name(passed)}, {failure}'}" for modes in single if modes != passed]
+    alone = [modes for modes, found in failures.items() if not found]
+    passed = Modes(*map(any, zip(*alone, strict=True))) if alone else PLAIN
+    if len(alone) > 1 and (passed == wanted or trial.compare(passed)):
+        passed = alone[0]
+    off = [modes for modes in single if not any(map(all, zip(modes, passed, strict=True)))]
+    others = [f"{_name(modes)}: {failures[modes] or f'beside {_name(passed)}, {failure}'}" for modes in off]
     return passed, f"the start-up trial failed, and these are off: {'; '.join(others)}"
 
 
 def _name(modes: Modes) -> str:
-    return " and ".join(name for name, is_on in (("CUDA graphs", modes.graphs), ("overlap", modes.overlap)) if is_on)
+    return " and ".join(name for name, is_on in zip(NAMES, modes, strict=True) if is_on)
 
 
 class _TookTooLong(Exception):
@@ -182,6 +192,8 @@ class _Trial:
         if adapter:
             self._waves.append(self._decodes(common, context, adapter))
         self._waves.append(self._chunks(common, context, adapter))
+        if runner.pieces is not None:
+            self._waves.append(self._prompts(common, context, runner.pieces.sizes, limits.prefill))
         if config.speculative_method == "ngram":
             self._waves.append(self._repetitions(common, context))
         self.count = sum(len(wave.requests) for wave in self._waves)
@@ -198,11 +210,11 @@ class _Trial:
     def serve_plainly(self) -> None:
         """Run some requests with plain steps. Raises what a step raises."""
         self._is_over = lambda: False
-        with self._graphs(False):
+        with self._graphs(PLAIN):
             self._serve(self._waves[-1], overlapped=False)
 
     def _guard(self, run: Callable[[], str]) -> str:
-        self._progress("trial", min(99, 25 * self._runs))
+        self._progress("trial", min(99, 20 * self._runs))
         self._runs += 1
         try:
             return run()
@@ -260,6 +272,18 @@ class _Trial:
             requests.append(self._request(f"chunk {number}", prompt, sampling, adapter if number % 3 == 1 else 0))
         return _Wave(replace(config, chunked_prefill_size=chunk if config.chunked_prefill_size > 0 else 0), requests)
 
+    def _prompts(self, config: SchedulerConfig, context: int, sizes: Sequence[int], most: int) -> _Wave:
+        """Return prompts that are computed one by one: a step for each of the piecewise graphs, full, and one padded."""
+        requests, left = list[Submit](), self._pages
+        for smaller, size in pairwise((0, *sizes)):
+            for prompt in sorted({min(length, most, context - NEW_TOKENS) for length in (smaller + 1, size)}):
+                left -= -(-(prompt + NEW_TOKENS) // self._page_size) + 1
+                if prompt < 1 or left < 0:
+                    break
+                sampling = structs.replace(SAMPLINGS[len(requests) % 2], max_tokens=NEW_TOKENS)
+                requests.append(self._request(f"prompt {len(requests)} of {prompt} tokens", prompt, sampling, 0))
+        return _Wave(replace(config, chunked_prefill_size=0, prefill_max_requests=1, enable_mixed_chunk=False), requests)
+
     def _repetitions(self, config: SchedulerConfig, context: int) -> _Wave:
         """Return prompts and answers of two tokens each, from which n-grams are drafted: the other prompts do not repeat themselves."""
         prompt, requests, left = max(1, min(REPETITIONS, context - NEW_TOKENS)), list[Submit](), self._pages
@@ -278,21 +302,24 @@ class _Trial:
 
     def _run(self, modes: Modes) -> dict[str, list[int]]:
         """Return the tokens of each request."""
-        with self._graphs(modes.graphs):
+        with self._graphs(modes):
             return {name: tokens for wave in self._waves for name, tokens in self._serve(wave, modes.overlap).items()}
 
     @contextmanager
-    def _graphs(self, are_on: bool) -> Iterator[None]:
+    def _graphs(self, modes: Modes) -> Iterator[None]:
+        """Have no graphs besides those of `modes` in this context."""
         runner, drafter = self._runner, self._runner.drafter
-        graphs, drafted = runner.graphs, None if drafter is None else drafter.graphs
-        if not are_on:
+        graphs, pieces, drafted = runner.graphs, runner.pieces, None if drafter is None else drafter.graphs
+        if not modes.graphs:
             runner.graphs = None
             if drafter is not None:
                 drafter.graphs = None
+        if not modes.pieces:
+            runner.pieces = None
         try:
             yield
         finally:
-            runner.graphs = graphs
+            runner.graphs, runner.pieces = graphs, pieces
             if drafter is not None:
                 drafter.graphs = drafted
 
@@ -353,7 +380,7 @@ class _Trial:
             judged.append(structs.replace(request, tokens=text, sampling=structs.replace(request.sampling, max_tokens=1, logit_bias=bias)))
         if not judged:
             return []
-        with self._graphs(False):
+        with self._graphs(PLAIN):
             chosen = self._serve(_Wave(wave.config, judged), overlapped=False)
         return [name for name, token in other.items() if chosen[name] != [token]]
 

@@ -379,6 +379,8 @@ class StepModes(msgspec.Struct, frozen=True):
     fallback: str = ""
     """Why one of them is off although it was wanted and is possible here: it could not be recorded, or failed the start-up trial. Such a
     worker serves more slowly. Empty: there is no fallback."""
+    piecewise_graphs: str = "off"
+    """For steps with prompts: "on: up to N tokens", or "off: " and the reason."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

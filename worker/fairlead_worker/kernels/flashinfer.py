@@ -140,16 +140,19 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
+        return FlashInferStep(self, step, *self.plan_parts(step))
+
+    def plan_parts(self, step: PackedStep) -> tuple[Paging, list[StepPart]]:
+        """Plan the attention of `step`, without its store: return its page tables on the host, and its parts."""
         joined = None if self.batch_invariant else join_rows(step)
         paging = plan_pages(joined or step, self.spec.page_size)
         rows, decodes = len(paging.last_page_len), 0 if self.batch_invariant or joined else count_decodes(step.counts)
         bounds = [0, decodes, rows] if 0 < decodes < rows else [0, rows]
         whole, *selected = self._stage(paging, *(select_rows(paging, *rows) for rows in pairwise(bounds) if len(bounds) > 2))
         parts = [self._plan(step, part, begin) for part, begin in zip(selected or [whole], bounds, strict=False)]
-        planned = FlashInferStep(self, step, whole, parts)
         if self._staged is not None:
             self._staged.record()
-        return planned
+        return whole, parts
 
     def _stage(self, *pagings: Paging) -> list[Paging]:
         """Copy `pagings` to pinned memory and wait for the copy of the last plan, so that planning overlaps with earlier steps."""
@@ -378,6 +381,11 @@ class FlashInferBackend:
         factor = None if scale == 1 else scale
         wrapper.run(dense(queries), (self.keys[layer], self.values[layer]), out=output, k_scale=factor, v_scale=factor)
 
+    def run_parts(self, parts: Sequence[StepPart], layer: int, queries: Tensor, output: Tensor) -> None:
+        """Do the same for each of `parts`, whose plan is the latest one. Tokens behind the last part's are left as they are."""
+        for part in parts:
+            self.run(part.wrappers[self.spec.layers[layer]], layer, queries[part.tokens], output[part.tokens])
+
     def make_output(self, layer: int, queries: Tensor) -> Tensor:
         kind = self.spec.layers[layer]
         return queries.new_empty(queries.shape[0], kind.heads, kind.value_dim)
@@ -419,9 +427,10 @@ class FlashInferStep:
         if tiles is not None:  # one part, whose tokens are not the queries
             queries = queries[tiles.tokens]
         output = backend.make_output(layer, queries)
-        for part in self._parts:
-            tokens = slice(None) if tiles is not None else part.tokens
-            backend.run(part.wrappers[kind], layer, queries[tokens], output[tokens])
+        if tiles is not None:
+            backend.run(self._parts[0].wrappers[kind], layer, queries, output)
+        else:
+            backend.run_parts(self._parts, layer, queries, output)
         return (output if tiles is None else output[tiles.places]).to(query.dtype)
 
 

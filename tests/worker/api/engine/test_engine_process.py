@@ -15,6 +15,8 @@ from fairlead_worker.ipc.messages import FromEngine, Load, Loading, Ready, Sampl
 from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import StepPlan
 
+NO_GRAPHS = "off: no CUDA graphs with a CPU"
+
 
 @pytest.fixture(autouse=True)
 def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +156,7 @@ def test_the_start_up_trial_leaves_nothing_behind(model: Path, expected: dict[st
     finally:
         gc.unfreeze()
     assert end.tokens == expected
-    assert end.ready is not None and end.ready.modes == StepModes("off: no CUDA graphs with a CPU", "on")
+    assert end.ready is not None and end.ready.modes == StepModes(NO_GRAPHS, "on", piecewise_graphs=NO_GRAPHS)
     phases = [message.phase for message in end.loading]
     assert phases.index("trial") < phases.index("warmup")
     assert end.first_load is not None and end.first_load.pages_cached == 0 and end.first_load.pages_free == 64
@@ -190,7 +192,7 @@ def test_on_a_cpu_nothing_is_tried_by_default(model: Path, monkeypatch: pytest.M
     finally:
         gc.unfreeze()
     assert end.ready is not None
-    assert end.ready.modes == StepModes("off: no CUDA graphs with a CPU", "off: nothing to gain on a CPU")
+    assert end.ready.modes == StepModes(NO_GRAPHS, "off: nothing to gain on a CPU", piecewise_graphs=NO_GRAPHS)
     assert "ignored" not in caplog.text, "the user has set nothing"
 
 

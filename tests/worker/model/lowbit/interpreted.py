@@ -17,9 +17,9 @@ from tests.worker.model.lowbit.reference import ReferenceRounder
 from triton.runtime import interpreter
 
 from fairlead_worker.model.lowbit import int4
-from fairlead_worker.model.lowbit.kernels.int4 import multiply, widen
 from fairlead_worker.model.lowbit.experts import PlainProduct, Scales, draw_weights, find_route
 from fairlead_worker.model.lowbit.kernels.experts import TILES, TritonProduct
+from fairlead_worker.model.lowbit.kernels.int4 import multiply, widen
 from fairlead_worker.model.lowbit.kernels.rows import KINDS, WIDEST, TritonRounder
 from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, Rounded, TorchRounder, dequantized
 

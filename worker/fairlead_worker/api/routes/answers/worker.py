@@ -106,6 +106,8 @@ class ServerInfo(Answer):
     """`on`, or `off: ` and the reason."""
     overlap: str | None = None
     """`on`, or `off: ` and the reason."""
+    piecewise_graphs: str | None = None
+    """For steps with prompts: `on: up to N tokens`, or `off: ` and the reason."""
     fallback: str | None = None
     """Why one of them is off although it was wanted; empty: no fallback."""
 

@@ -1,0 +1,89 @@
+"""Faults of piecewise graphs that real engines have had, planted into the worker's code on the modelled device."""
+
+import weakref
+from typing import Any
+
+from tests.worker.cuda.machine import Block
+from tests.worker.cuda.planted import REPLAY, Patch, edit
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from fairlead_worker.execution.graphs import CudaRecorder
+from fairlead_worker.execution.piecewise import PiecewiseGraphs, _PieceContext
+
+
+class Borrowed:
+    """Memory of a block that it does not own."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
+def queries_in_the_pool(patch: Patch) -> None:
+    """Attention reads queries in the graphs' pool through references that do not own them: sglang#37606, mended by sglang#37448."""
+
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any) -> Any:
+        output, run, mode = self.outputs[self.backend.spec.layers[layer]], self.run, _get_current_dispatch_mode()
+        self.backend.store(layer, self.store, key, value)
+        borrowed, storage = Borrowed(query.handle.block), query.inner.untyped_storage()._cdata
+        weak = mode._wrap(query.inner, borrowed)
+
+        def between() -> None:
+            mode._handles[storage] = weakref.ref(borrowed)
+            run(layer, weak, output)
+
+        self.cut(between)
+        return output
+
+    patch.setattr(_PieceContext, "attend", attend)
+
+
+def fresh_output(patch: Patch) -> None:
+    """Attention writes to new memory in each step, and the next piece reads that of the recording: vllm#37363, vllm#53915."""
+    edit(patch, _PieceContext, "attend", ("run(layer, queries, output))", "run(layer, queries, output.clone()))"))
+
+
+def attention_on_another_stream(patch: Patch) -> None:
+    """Nothing waits for the attention between two pieces."""
+    edit(
+        patch,
+        PiecewiseGraphs,
+        "_attend",
+        (
+            "    self._backend.run_parts(",
+            "    side = torch.cuda.Stream()\n"
+            "    side.wait_stream(torch.cuda.current_stream())\n"
+            "    with torch.cuda.stream(side):\n"
+            "        self._backend.run_parts(",
+        ),
+    )
+
+
+def inputs_on_another_stream(patch: Patch) -> None:
+    """The inputs of a step are copied beside the replay that reads them."""
+    copy = "        memory[:tokens].copy_(values)\n"
+    edit(patch, PiecewiseGraphs, "_fill", (copy, f"        with torch.cuda.stream(torch.cuda.Stream()):\n    {copy}"))
+
+
+def pieces_on_another_stream(patch: Patch) -> None:
+    """Pieces are replayed on the stream of their recording, and attention does not wait for it."""
+    again = (
+        "        for step in steps:\n"
+        "            with torch.cuda.stream(side if hasattr(step, '__self__') else compute):\n"
+        "                step()\n"
+    )
+    edit(patch, CudaRecorder, "record_pieces", (REPLAY, f"        side.wait_stream(compute)\n{again}"))
+
+
+def plan_of_the_recording(patch: Patch) -> None:
+    """Attention runs by the plan with which the pieces were recorded: what a break gets is bound at capture (sglang#38943)."""
+    edit(patch, PiecewiseGraphs, "run", ("_, self._parts = self._backend.plan_parts(step)", "pass"))
+
+
+def padding_on_the_first_page(patch: Patch) -> None:
+    """Padding writes its keys to a page that a request has: engines without a page for it, as vLLM's slot -1 and SGLang's slot 0 are."""
+    edit(patch, PiecewiseGraphs, "_fill", ("self._slots, step.slots, self._padding", "self._slots, step.slots, 0"))
+
+
+def positions_of_the_recording(patch: Patch) -> None:
+    """An input that is not copied before the replay keeps its old content: TensorRT-LLM#18207."""
+    edit(patch, PiecewiseGraphs, "_fill", ("        (self._positions, step.positions, 0),\n", ""))
