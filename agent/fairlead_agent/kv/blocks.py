@@ -116,7 +116,7 @@ class EngineBlocks:
         others = [value for value in extra if value != event.lora_name]
         hash, tail = (parent.hash, parent.tail) if parent is not None else (None, b"")
         if parent is None:
-            salt = others.pop() if others and isinstance(others[-1], str) else ""
+            salt = others.pop() if others and isinstance(others[-1], str) else event.salt or ""
             if not event.lora_id or event.lora_name:
                 hash = self._root_of(event.lora_name or "", salt)
         if others or hash is None:
