@@ -102,15 +102,11 @@ class Agent:
         self.format_etag = f'"{digest(self.format_body.decode())}"' if format is not None else ""
 
     def set_stats(self, stats: EngineStats, text: bytes) -> None:
-        """Set the newest scrape of the engine."""
+        """Set the newest scrape of the engine, and report it to the index."""
         gaps = stats.token_gaps - self.stats.token_gaps
         if gaps > 0 and self.stats.started == stats.started:
             self.step_seconds = max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds) / gaps
         self.stats, self.engine_metrics = stats, text
-        self._report()
-
-    def _report(self) -> None:
-        """Set the load that the next heartbeat has: the backlog changes more often than the engine is scraped."""
         if self.publisher is not None:
             self.publisher.report(self.load())
 
@@ -156,7 +152,6 @@ class Agent:
         self._pending_tokens += pending.tokens
         if streamed:  # a whole answer's first byte comes after its last token, and says nothing about prefill
             self.pace.begin(now)
-        self._report()
         return pending
 
     def answered(self, pending: Pending, is_computed: bool) -> None:
@@ -164,7 +159,6 @@ class Agent:
         self._pending_tokens -= pending.tokens
         if pending.streamed:
             self.pace.end(time.monotonic(), pending.tokens if is_computed else 0)
-        self._report()
         if pending.promise is not None:
             if is_computed:
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, pending.promise.withdraw)
