@@ -27,15 +27,19 @@ SETTLE_SECONDS = 2.0
 """Seconds after the first byte of an answer in which the engine's events tell which blocks it has computed, also after a replay."""
 USUALLY_TAKEN = (COMPLETIONS, CHAT, RESPONSES, *POOLED)
 """Paths whose bodies have vLLM's `cache_salt` and `priority`, as far as an engine does not tell its fields."""
+RESERVED_SECONDS = 0.25
+"""Age up to which a request is no part of the reported backlog: the reservation of its router counts until then (as in heartbeat.lua)."""
 PROMISED_BLOCKS = 4096
 """Most promised blocks of an engine that does not tell its KV blocks."""
 
 
-class Pending(msgspec.Struct):
+class Pending(msgspec.Struct, eq=False):
     """A request that the engine has not begun to answer. `tokens`: prompt tokens that it has to compute, as far as is known."""
 
     tokens: int
     streamed: bool
+    began: float
+    """Monotonic seconds."""
     promise: Promise | None = None
     """Its blocks in the index."""
 
@@ -77,7 +81,8 @@ class Agent:
         self.publisher: Publisher | None = None
         self.pace = PrefillPace()
         self.arrivals = ArrivalRate()
-        self._pending_tokens = 0
+        self._pending: dict[Pending, None] = {}
+        """Requests without an answer, the oldest first."""
 
     @property
     def is_serving(self) -> bool:
@@ -146,24 +151,31 @@ class Agent:
         """
         now, hashes = time.monotonic(), self.hashes_of(tokens, model, salt)
         self.arrivals.record(now)
-        pending = Pending(self.uncached_tokens(tokens, hashes), streamed)
+        pending = Pending(self.uncached_tokens(tokens, hashes), streamed, now)
         if generates and self.indexed is not None:
             pending.promise = self.indexed.promise(hashes)
-        self._pending_tokens += pending.tokens
+        self._pending[pending] = None
         if streamed:  # a whole answer's first byte comes after its last token, and says nothing about prefill
             self.pace.begin(now)
         return pending
 
     def answered(self, pending: Pending, is_computed: bool) -> None:
         """Record the first byte of an answer, or its failure (`is_computed`: False)."""
-        self._pending_tokens -= pending.tokens
+        del self._pending[pending]
         if pending.streamed:
             self.pace.end(time.monotonic(), pending.tokens if is_computed else 0)
+        if self.publisher is not None:  # the last scrape may be half a second old, and show a backlog that has been computed
+            self.publisher.report(self.load())
         if pending.promise is not None:
             if is_computed:
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, pending.promise.withdraw)
             else:
                 pending.promise.withdraw()
+
+    def backlog_tokens(self, now: float) -> int:
+        """Return the prompt tokens that the engine has yet to compute, less what it has probably computed since the last first token."""
+        tokens = sum(pending.tokens for pending in self._pending if now - pending.began > RESERVED_SECONDS)
+        return max(0, tokens - round(self.pace.computed_since(now)))
 
     def load(self) -> WorkerLoad:
         """Return the load as the index has it."""
@@ -171,7 +183,7 @@ class Agent:
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=self._pending_tokens,
+            backlog_tokens=self.backlog_tokens(time.monotonic()),
             prefill_rate=self.pace.tokens_per_second,
             step_seconds=self.step_seconds,
             pages_free=round(stats.blocks * (1.0 - stats.kv_usage)),

@@ -110,7 +110,7 @@ async def test_the_index_shows_a_prompt_before_the_engine_computes_it(tmp_path: 
 async def test_pooled_prompts_are_not_promised(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
     async with pair(tmp_path, redis_url=redis.url, index_namespace=namespace) as (_, agent):
         pending = agent.agent.begin(list(range(64)), "stand-in", "", streamed=False, generates=False)
-        assert pending.promise is None and agent.agent.load().backlog_tokens == 64
+        assert pending.promise is None and agent.agent.backlog_tokens(pending.began + 1) == 64
         agent.agent.answered(pending, True)
         pending = agent.agent.begin(list(range(64)), "stand-in", "", streamed=False, generates=True)
         assert pending.promise is not None

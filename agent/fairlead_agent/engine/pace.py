@@ -46,6 +46,10 @@ class PrefillPace:
         if not tokens:
             self._step_seconds, self._step_tokens = 0.0, 0
 
+    def computed_since(self, now: float) -> float:
+        """Return the tokens that the engine has probably computed since the last first token, by the pace."""
+        return self.tokens_per_second * (now - self._since) if self._waiting else 0.0
+
     def _end_step(self) -> None:
         seconds, tokens = self._step_seconds, self._step_tokens
         self._step_seconds, self._step_tokens = 0.0, 0

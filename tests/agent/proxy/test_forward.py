@@ -16,6 +16,7 @@ from tests.servers.redis_server import free_port
 
 from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
 from fairlead_agent.proxy.app import HUNG_SECONDS
+from fairlead_agent.state import RESERVED_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
 from fairlead_index.salts import cache_salt
@@ -266,6 +267,21 @@ async def test_the_backlog_counts_what_the_engine_has_to_compute(tmp_path: Path)
 
         await eventually(lambda: uncached("stand-in") == len(tokens) % BLOCK)
         assert uncached("sql") == uncached("stand-in", "ab") == len(tokens)
+
+
+async def test_the_backlog_leaves_out_what_is_reserved_or_probably_computed(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        state = agent.agent
+        first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=True, generates=False) for _ in range(2))
+        assert state.backlog_tokens(second.began + RESERVED_SECONDS) < 2000, "routers have reservations for it"
+        assert state.backlog_tokens(second.began + 1) == 2000
+        state.pace.tokens_per_second = 800.0
+        assert state.backlog_tokens(first.began + 1) == 1200, "since the engine began"
+        assert state.backlog_tokens(first.began + 9) == 0
+        state.answered(first, True)
+        assert state.backlog_tokens(second.began + 0.3) == pytest.approx(1000 - 0.3 * 800, abs=40), "since the first token"
+        state.answered(second, False)
+        assert state.backlog_tokens(second.began + 1) == 0
 
 
 async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
