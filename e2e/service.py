@@ -80,9 +80,10 @@ class Service:
             "scale", f"inferenceservices.fairlead.dev/{self.name}", f"--replicas={replicas}", "-n", self.system.models
         )
 
-    def chat(self, prompt: str, max_tokens: int = 16) -> dict[str, Any]:
-        """Stream one chat from the client pod to its end, and return its result."""
-        return read_result(self.system.client("chat.py", self.url, self.name, prompt, str(max_tokens)))
+    def chat(self, prompt: str, max_tokens: int = 16, model: str = "", salt: str = "") -> dict[str, Any]:
+        """Stream one chat from the client pod to its end, and return its result. `model`: an adapter; empty: the service's model."""
+        arguments = [self.url, model or self.name, prompt, str(max_tokens), *([salt] if salt else [])]
+        return read_result(self.system.client("chat.py", *arguments))
 
     def leftovers(self) -> list[str]:
         """Return the objects of every kind in the namespace that are labelled or named as the service's, except Events."""

@@ -20,7 +20,8 @@ from fairlead.random_model import make_model
 
 READY_SECONDS = 600.0
 MODEL_CLAIM, VLLM_CLAIM = "engine-models", "vllm"
-MODEL = {"uri": f"pvc://{MODEL_CLAIM}/tiny"}
+ADAPTER = "sql"
+MODEL = {"uri": f"pvc://{MODEL_CLAIM}/tiny", "adapters": [{"name": ADAPTER, "uri": f"pvc://{MODEL_CLAIM}/{ADAPTER}"}]}
 KILL_BUSY_VLLM = """
 import json, os, signal, time, urllib.request
 give_up = time.monotonic() + 60
@@ -94,6 +95,10 @@ def engines(installed: System, tmp_path_factory: pytest.TempPathFactory) -> Iter
     environment = environments.make("vllm", cache_root() / "peers")
     models = tmp_path_factory.mktemp("models") / "claim"
     make_model(models / "tiny", hidden=128, heads=2, kv_heads=1, seed=7)
+    from tests.lora import save_adapter  # imports torch, which other end-to-end tests do not need
+    from transformers import AutoModelForCausalLM
+
+    save_adapter(AutoModelForCausalLM.from_pretrained(models / "tiny"), models / ADAPTER, 1, targets=["q_proj", "v_proj"])
     image = installed.cluster.add_image("fairlead-vllm", HERE / "images" / "Containerfile.vllm", [])
     engines = Engines(installed, image)
     with claim(installed, MODEL_CLAIM, models), claim(installed, VLLM_CLAIM, environment.folder), engines.service.deleted_afterwards():
@@ -114,6 +119,22 @@ def test_the_cached_tokens_of_vllm_are_predicted(engines: Engines) -> None:
     assert first["finish"] == "length" and first["completion_tokens"] == 16
     again = eventually(lambda: (found := engines.service.chat(prompt))["predicted"] > 0 and found, 30, "a prediction from the index")
     assert again["predicted"] == again["cached"] >= 128, "one block of vLLM's CPU build has 128 tokens"
+
+
+@pytest.mark.parametrize("model", ["", ADAPTER], ids=["base", "adapter"])
+@pytest.mark.parametrize("salt", ["", "alice"], ids=["shared", "salted"])
+def test_caches_of_adapters_and_salts_are_apart(engines: Engines, model: str, salt: str) -> None:
+    """The index knows what vLLM knows: one prompt has four caches."""
+    prompt = "How many boxes does the other ship carry? " * 30
+    first = engines.service.chat(prompt, model=model, salt=salt)
+    assert first["predicted"] == first["cached"] == 0
+
+    def again() -> Any:
+        found = engines.service.chat(prompt, model=model, salt=salt)
+        return found["predicted"] > 0 and found
+
+    found = eventually(again, 30, "a prediction from the index")
+    assert found["predicted"] == found["cached"] >= 128
 
 
 def test_new_arguments_roll_out_under_load(engines: Engines) -> None:

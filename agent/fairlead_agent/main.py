@@ -5,7 +5,6 @@ import json
 import logging
 import socket
 import sys
-from pathlib import Path
 
 import uvloop
 
@@ -14,10 +13,9 @@ from fairlead_agent.server import AgentServer
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.logs import configure_logging
+from fairlead_common.termination import report_failure
 
 BACKLOG = 2048
-TERMINATION_BYTES = 4096
-"""Kubernetes truncates a termination message to this length."""
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +59,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _fail(config: AgentConfig, reason: str) -> int:
-    """Write the reason to the termination log and as the last line of stderr. Return the exit status."""
-    path = Path(config.termination_log) if config.termination_log else None
-    # Below /dev the file exists if a kubelet mounted it, and must not be created otherwise.
-    if path is not None and (path.exists() or not path.is_relative_to("/dev")):
-        try:
-            path.write_bytes(reason.encode()[:TERMINATION_BYTES])
-        except OSError as error:
-            log.warning("--termination-log %s cannot be written: %s", path, error)
-    if config.log_format == "json":
-        log.error("%s", reason)
-    else:
-        print(f"fairlead-agent: {reason}", file=sys.stderr, flush=True)
-    return 1
+    return report_failure("fairlead-agent", reason, config.termination_log, config.log_format)
 
 
 if __name__ == "__main__":

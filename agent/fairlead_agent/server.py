@@ -19,11 +19,12 @@ from fairlead_agent.engine.process import EngineProcess
 from fairlead_agent.engine.tokenizer import CHAT_SAMPLE, NoFormat, find_folder, read_format
 from fairlead_agent.kv.blocks import EngineBlocks
 from fairlead_agent.kv.follower import Follower
+from fairlead_agent.kv.indexed import IndexedBlocks
 from fairlead_agent.kv.publisher import Publisher
 from fairlead_agent.metrics import AgentMetrics
 from fairlead_agent.proxy.app import Api, Part
 from fairlead_agent.proxy.forward import Forwarder
-from fairlead_agent.state import Agent
+from fairlead_agent.state import PROMISED_BLOCKS, Agent
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.worker_load import WorkerCard
 
@@ -187,6 +188,7 @@ class AgentServer:
         size = await self._engine.block_size(stats)
         models = await self._engine.models()
         self._set_models(models)
+        agent.fields = await self._engine.body_fields()
         self._block = config.block_tokens or size or DEFAULT_BLOCK_TOKENS
         if size and self._block % size:
             wanted = -(-self._block // size) * size
@@ -198,7 +200,9 @@ class AgentServer:
         agent.set_stats(stats, text)
         follower: Follower | None = None
         if format is not None and config.kv_events:
-            agent.blocks = EngineBlocks(self._block, agent.root_of, agent.publisher)
+            capacity = stats.blocks * stats.block_size // self._block
+            agent.indexed = IndexedBlocks(agent.publisher, capacity or PROMISED_BLOCKS)
+            agent.blocks = EngineBlocks(self._block, agent.root_of, agent.indexed)
             try:
                 follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, config.kv_topic, agent.blocks)
             except zmq.ZMQError as error:
@@ -277,7 +281,7 @@ class AgentServer:
 
     async def _leave_index(self) -> None:
         publisher, self.agent.publisher = self.agent.publisher, None
-        self.agent.blocks = None
+        self.agent.blocks = self.agent.indexed = None
         if publisher is not None:
             await publisher.leave()
 

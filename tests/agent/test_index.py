@@ -11,6 +11,7 @@ from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine, command, write_model
 from tests.servers.redis_server import RedisServer, free_port
 
+from fairlead_agent.state import SETTLE_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, digest
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
@@ -65,6 +66,55 @@ async def test_the_index_finds_what_the_engine_holds(tmp_path: Path, redis: Redi
         await agent.complete(PROMPTS[-1] + " Take one down.")
         await eventually(lambda: _is(found(reader, agent, PROMPTS[-1]), len(PROMPTS[-1]) // BLOCK * BLOCK))
     await reader.close()
+
+
+async def test_the_index_shows_a_prompt_before_the_engine_computes_it(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    """Another router's equal prompt then goes to the same engine. The promise ends with a request that is not computed."""
+    reader = IndexReader(redis.url, namespace, deadline=5.0)
+    whole = [len(prompt) // BLOCK * BLOCK for prompt in PROMPTS]
+    async with pair(tmp_path, redis_url=redis.url, index_namespace=namespace) as (engine, agent):
+        await eventually(lambda: _has(reader, 1))
+        engine.computes.clear()
+        first = asyncio.create_task(agent.complete_tokens(PROMPTS[0]))
+        refused = asyncio.create_task(agent.complete_tokens(PROMPTS[1]))
+        cancelled = asyncio.create_task(agent.complete_tokens(PROMPTS[2], stream=True))
+        for number in range(3):
+            await eventually(lambda: _is(found(reader, agent, PROMPTS[number]), whole[number]))  # noqa: B023 (awaited here)
+        assert not engine.pool.usable, "nothing is computed"
+        equal = asyncio.create_task(agent.complete_tokens(PROMPTS[0]))
+        backlog = sum(map(len, PROMPTS[:3])) + len(PROMPTS[0]) - whole[0]
+        await eventually(lambda: agent.agent.load().backlog_tokens == backlog)  # the second one is computed once, with the first
+        cancelled.cancel()
+        await eventually(lambda: _is(found(reader, agent, PROMPTS[2]), 0))
+        engine.refuses = True
+        equal_ends = [first, equal, refused]
+        engine.computes.set()
+        assert [answer.status_code for answer in await asyncio.gather(*equal_ends)] == [400, 400, 400]
+        await eventually(lambda: _is(found(reader, agent, PROMPTS[1]), 0))
+        await eventually(lambda: _is(found(reader, agent, PROMPTS[0]), 0))
+        engine.refuses = False
+        assert (await agent.complete_tokens(PROMPTS[0])).status_code == 200
+        await asyncio.sleep(SETTLE_SECONDS + 0.2)  # the promise has ended
+        assert agent.agent.indexed is not None and not agent.agent.indexed.promised
+        assert await found(reader, agent, PROMPTS[0]) == whole[0]
+        engine.computes.clear()
+        lost = asyncio.create_task(agent.complete_tokens(PROMPTS[3]))
+        await eventually(lambda: _is(found(reader, agent, PROMPTS[3]), whole[3]))
+        await engine.stop()
+        assert (await lost).status_code == 503
+        await eventually(lambda: _has(reader, 0))
+        await engine.start()
+    await reader.close()
+
+
+async def test_pooled_prompts_are_not_promised(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    async with pair(tmp_path, redis_url=redis.url, index_namespace=namespace) as (_, agent):
+        pending = agent.agent.begin(list(range(64)), "stand-in", "", streamed=False, generates=False)
+        assert pending.promise is None and agent.agent.backlog_tokens(pending.began + 1) == 64
+        agent.agent.answered(pending, True)
+        pending = agent.agent.begin(list(range(64)), "stand-in", "", streamed=False, generates=True)
+        assert pending.promise is not None
+        agent.agent.answered(pending, False)
 
 
 async def test_a_draining_worker_leaves_the_index_before_its_streams_end(tmp_path: Path, redis: RedisServer, namespace: str) -> None:

@@ -8,12 +8,12 @@ import logging
 import os
 import socket
 import sys
-from pathlib import Path
 
 import uvloop
 
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_common.telemetry.tracer import TracingError, create_tracer
+from fairlead_common.termination import report_failure
 from fairlead_index.redis.access import has_password
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.platform.imports import gc_frozen
@@ -22,8 +22,6 @@ from fairlead_worker.platform.isa import CpuLevelError, cpu_level
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-TERMINATION_BYTES = 4096
-"""Kubernetes truncates a termination message to this length."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,19 +89,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _fail(config: WorkerConfig, reason: str) -> int:
-    """Write the reason to the termination log and as the last line of stderr. Return the exit status."""
-    path = Path(config.termination_log) if config.termination_log else None
-    # Below /dev the file exists if a kubelet mounted it, and must not be created otherwise.
-    if path is not None and (path.exists() or not path.is_relative_to("/dev")):
-        try:
-            path.write_bytes(reason.encode()[:TERMINATION_BYTES])
-        except OSError as error:
-            logger.warning("FAIRLEAD_TERMINATION_LOG %s cannot be written: %s", path, error)
-    if config.log_format == "json":
-        logger.error("%s", reason)
-    else:
-        print(f"fairlead-worker: {reason}", file=sys.stderr, flush=True)
-    return 1
+    return report_failure("fairlead-worker", reason, config.termination_log, config.log_format)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import msgspec
 from yarl import URL
 
 from fairlead_agent.config import AgentConfig
+from fairlead_agent.engine.body_fields import read_body_fields
 from fairlead_agent.engine.metrics import EngineStats, read_stats
 from fairlead_agent.engine.tokenizer import TokenDifference, samples
 from fairlead_common.prompts.encoder import PromptFormat
@@ -95,6 +96,14 @@ class EngineClient:
             return msgspec.json.decode(body, type=_Models).data
         except msgspec.MsgspecError as error:
             raise EngineSilent(f"/v1/models answers {status}: {error}") from error
+
+    async def body_fields(self) -> dict[str, frozenset[str]]:
+        """Return the fields of the engine's JSON bodies by path, from its OpenAPI document; empty without one. Raises EngineGone."""
+        try:
+            status, body = await self.fetch("/openapi.json", timeout=30.0)
+            return read_body_fields(msgspec.json.decode(body)) if status == 200 else {}
+        except (EngineSilent, msgspec.MsgspecError):
+            return {}
 
     async def block_size(self, stats: EngineStats) -> int:
         """Return the tokens of a KV block; 0: unknown. Raises EngineGone, EngineSilent."""

@@ -1,7 +1,7 @@
 """What the engine holds, by its KV events, under the index's hashes. No I/O, no clock."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from fairlead_agent.kv.events import Cleared, EngineHash, Event, Removed, Stored
@@ -55,8 +55,6 @@ class EngineBlocks:
         self._other_groups: set[int] = set()
         self.removed = 0
         """Blocks that the engine has evicted."""
-        self.claimed: set[int] = set()
-        """Index hashes that the index has now."""
 
     def __len__(self) -> int:
         """Return how many blocks the engine holds, as far as is known."""
@@ -76,7 +74,7 @@ class EngineBlocks:
     def forget(self) -> None:
         """Forget everything: the engine's cache is empty."""
         self._blocks.clear()
-        self._withdraw_all()
+        self._sink.reset()
 
     def mark_uncertain(self) -> None:
         """Withdraw everything after lost events, and keep the blocks' names.
@@ -87,19 +85,6 @@ class EngineBlocks:
         for block in self._blocks.values():
             block.copies, block.claimed = {}, False
             block.children = {key: child for key, child in block.children.items() if key in self._blocks}
-        self._withdraw_all()
-
-    def count_cached(self, hashes: Sequence[int]) -> int:
-        """Return how many of the first index blocks of a prompt are held."""
-        count = 0
-        for value in hashes:
-            if value not in self.claimed:
-                break
-            count += 1
-        return count
-
-    def _withdraw_all(self) -> None:
-        self.claimed.clear()
         self._sink.reset()
 
     def _store(self, event: Stored) -> None:
@@ -131,7 +116,7 @@ class EngineBlocks:
         others = [value for value in extra if value != event.lora_name]
         hash, tail = (parent.hash, parent.tail) if parent is not None else (None, b"")
         if parent is None:
-            salt = others.pop() if others and isinstance(others[-1], str) else ""
+            salt = others.pop() if others and isinstance(others[-1], str) else event.salt or ""
             if not event.lora_id or event.lora_name:
                 hash = self._root_of(event.lora_name or "", salt)
         if others or hash is None:
@@ -171,7 +156,6 @@ class EngineBlocks:
                 continue
             each.claimed = True
             if not each.tail:
-                self.claimed.add(each.hash)
                 self._sink.store([each.hash], (above.hash or 0) if above is not None else 0)  # a root is no block of the index
             stack += each.children.values()
 
@@ -210,7 +194,6 @@ class EngineBlocks:
                     order.append(each.hash)
                 stack += each.children.values()
         order.reverse()
-        self.claimed.difference_update(order)
         if order:
             self._sink.remove(order)
 

@@ -28,6 +28,8 @@ class Stored(msgspec.Struct, frozen=True):
     group: int | None = None
     kind: str | None = None
     """Attention of the layers whose KV this is, such as `full_attention` or `sliding_window`; None: the engine does not tell."""
+    salt: str | None = None
+    """Salt of the prompt, where it is not among `extra_keys`: SGLang's."""
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -84,6 +86,7 @@ def _event(item: Any) -> Event | None:
                 "extra_keys": fields.get("extra_keys"),
                 "group": fields.get("group_idx"),
                 "kind": fields.get("kv_cache_spec_kind"),
+                "salt": fields.get("cache_salt"),
             },
             Stored,
         )

@@ -1,20 +1,20 @@
 """The request bodies that the engine gets: without the router's token ids, with the salt and the usage that Fairlead needs. Pure."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_index.hashing import Tokens, tokens_from_bytes
 from fairlead_index.salts import cache_salt
 
 TOKENS, SALT, USAGE = "x-fairlead-prompt-tokens", "x-fairlead-cache-salt", "x-fairlead-usage"
 PRIORITY = "x-fairlead-priority"
-_SALTED: Final = (COMPLETIONS, CHAT, RESPONSES)
-"""Paths whose bodies have vLLM's field `cache_salt`."""
+Takes = Callable[[str, str], bool]
+"""`takes(path, field)`: whether the engine's bodies for this path have the field."""
 
 
 class Refused(Exception):
@@ -34,6 +34,8 @@ class EngineBody:
     """Token ids of the prompt, if the router sent them."""
     model: str = ""
     salt: str = ""
+    priority: int | None = None
+    """Lower is sooner; None: neither the router nor the client gave one."""
     stream: bool = False
     adds_usage: bool = False
     """The stream ends with a comment with its usage, for the router."""
@@ -41,7 +43,7 @@ class EngineBody:
     """The client did not ask for the stream's usage event."""
 
 
-def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str) -> EngineBody:
+def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes) -> EngineBody:
     """Return the engine's body of a request. Raises Refused."""
     tokens, body = _split_tokens(headers.get(TOKENS), body)
     salt = headers.get(SALT, "")
@@ -58,27 +60,27 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str)
     if salt:
         if runtime == "sglang":
             raise Refused(501, "SGLang's KV events do not tell salts apart, so caches of tenants cannot be kept apart: use vLLM")
-        if path == MESSAGES:
-            raise Refused(501, f"vLLM's {MESSAGES} takes no cache salt, so caches of tenants cannot be kept apart: use {CHAT}")
-        if path in _SALTED:
-            changes["cache_salt"] = salt
-    if "priority" in fields and re.fullmatch("-?[0-9]{1,18}", priority := headers.get(PRIORITY, "")):
-        changes["priority"] = int(priority)  # the router's, at most as urgent as the client's key
+        if not takes(path, "cache_salt"):
+            raise Refused(501, f"vLLM's {path} takes no cache salt, so caches of tenants cannot be kept apart: use {CHAT}")
+        changes["cache_salt"] = salt
+    priority = None
+    if re.fullmatch("-?[0-9]{1,18}", given_priority := headers.get(PRIORITY, "")):
+        priority = int(given_priority)  # of the service class, or the client's own: at most as urgent as its key
+        if "priority" in fields or (runtime == "vllm" and priority and takes(path, "priority")):
+            changes["priority"] = priority
     if (xargs := fields.get("vllm_xargs")) is not None:
         changes |= _without_report_mode(xargs)
     stream = bytes(fields.get("stream", b"")) == b"true"
     adds_usage = stream and USAGE in headers
     hides_usage = False
     if adds_usage and path in (COMPLETIONS, CHAT):
-        try:
+        with contextlib.suppress(msgspec.MsgspecError):  # the engine refuses other types
             options = msgspec.json.decode(fields.get("stream_options") or b"null", type=dict[str, msgspec.Raw] | None) or {}
-        except msgspec.MsgspecError:
-            return EngineBody(body, tokens, model, salt, stream)  # the engine refuses it
-        hides_usage = bytes(options.get("include_usage", b"")) != b"true"
-        changes["stream_options"] = options | {"include_usage": msgspec.Raw(b"true")}
+            hides_usage = bytes(options.get("include_usage", b"")) != b"true"
+            changes["stream_options"] = options | {"include_usage": msgspec.Raw(b"true")}
     if changes:
         body = msgspec.json.encode(fields | changes)
-    return EngineBody(body, tokens, model, salt, stream, adds_usage, hides_usage)
+    return EngineBody(body, tokens, model, salt, priority, stream, adds_usage, hides_usage)
 
 
 def _split_tokens(count: str | None, body: bytes) -> tuple[Tokens, bytes]:

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 RETRY, OTHER, LOST, PATH = "x-fairlead-retry", "other", "lost", "path"
 """Header of a refusal, and its values: another worker may answer; the engine ended while it had the request; the engine does not serve
 the path."""
+VLLM_PRIORITY = "x-vllm-priority"
+"""Header that counts more than the body's `priority` in vLLM: a client must not be more urgent than its key by it."""
 COMPUTED = frozenset((COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED))
 """Paths whose requests the engine computes."""
 _HOP_BY_HOP = frozenset(
@@ -63,12 +65,13 @@ class Forwarder:
                 limit = agent.config.max_body_bytes
                 return self.refusal(path, 413, f"the body has more than {limit} bytes (--max-body-bytes): send a shorter one")
             try:
-                body = build_body(path, request.headers, raw, agent.config.runtime) if path in COMPUTED else EngineBody(raw)
+                runtime = agent.config.runtime
+                body = build_body(path, request.headers, raw, runtime, agent.takes) if path in COMPUTED else EngineBody(raw)
             except Refused as error:
                 return self.refusal(path, error.status, str(error), {RETRY: OTHER} if error.status == 501 else None)
             pending = None
             if path in COMPUTED:
-                pending = agent.begin(agent.uncached_tokens(body.tokens, body.model, body.salt), body.stream)
+                pending = agent.begin(body.tokens, body.model, body.salt, body.stream, path not in POOLED)
             try:
                 return await self._send(request, body, pending)
             finally:
@@ -80,6 +83,9 @@ class Forwarder:
     async def _send(self, request: web.Request, body: EngineBody, pending: Pending | None) -> web.StreamResponse:
         """Send a request and relay its answer."""
         headers = {name: value for name, value in request.headers.items() if _is_forwarded(name.lower())}
+        if body.priority is not None:
+            headers = {name: value for name, value in headers.items() if name.lower() != VLLM_PRIORITY}
+            headers[VLLM_PRIORITY] = str(body.priority)
         try:
             response = await self._engine.session.request(
                 request.method, self._engine.url(request.raw_path), headers=headers, data=body.data or None, allow_redirects=False

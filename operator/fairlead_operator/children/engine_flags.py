@@ -34,7 +34,7 @@ def _vllm(service: InferenceService, source: ModelSource) -> list[str]:
     flags = {
         **_common(service, source),
         "kv-events-config": _json({"enable_kv_cache_events": True, **_EVENTS}),
-        # Under fcfs, vLLM refuses requests with a priority. Without priorities both policies run requests by arrival.
+        # The agent passes priorities on. Requests of equal priority run by arrival, and under fcfs vLLM ignores priorities.
         "scheduling-policy": "fcfs" if engine.scheduling_policy == "FirstComeFirstServed" else "priority",
         **_changed(
             engine, {"max_model_len": "max-model-len", "max_num_seqs": "max-num-seqs", "max_prefill_tokens": "max-num-batched-tokens"}

@@ -90,6 +90,14 @@ class Prompt(msgspec.Struct, frozen=True):
     """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
     other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
     """Block hashes of the same tokens in other formats of the workers, by tag."""
+    engine_tokens: "Mapping[str, array[int]]" = msgspec.field(default_factory=dict)
+    """Tokens in formats whose engine renders the chat otherwise, by tag. Its agent counts with them, and the engine gets the text."""
+
+    def tokens_for(self, tag: str) -> "array[int] | None":
+        """Return the token ids that a worker with this format gets beside the text; None: they are not known."""
+        if (tokens := self.engine_tokens.get(tag)) is not None:
+            return tokens
+        return self.tokens if tag in (self.format_tag, *self.other_hashes) else None
 
 
 def estimate_prompt(size: int, salt: str = "") -> Prompt:
@@ -149,13 +157,14 @@ class Prompts:
         self._large_body_lock.release()
 
     def with_tokens(self, prompt: Prompt, tag: str, tokens: "array[int]") -> Prompt:
-        """Return a prompt that has other tokens in one format: an engine renders the chat otherwise. That engine gets the text."""
+        """Return a prompt that has other tokens in one format: an engine renders the chat otherwise."""
         known = self._formats.find(tag)
         if known is None:
             return prompt
         hashes = block_hashes(prompt_root(known.format, prompt.adapter, prompt.salt), tokens, known.format.block_tokens)
+        prompt = msgspec.structs.replace(prompt, engine_tokens={**prompt.engine_tokens, tag: tokens})
         if tag == prompt.format_tag:
-            return msgspec.structs.replace(prompt, length=len(tokens), hashes=hashes, tokens=None)
+            return msgspec.structs.replace(prompt, length=len(tokens), hashes=hashes)
         return msgspec.structs.replace(prompt, other_hashes={**prompt.other_hashes, tag: hashes})
 
     def model_names(self) -> list[str]:

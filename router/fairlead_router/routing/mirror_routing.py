@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from itertools import chain, islice
+from time import monotonic
 
 from prometheus_client import Counter
 
@@ -13,10 +14,11 @@ from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import CONSIDERED, HOLDERS, SLACK, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
+from fairlead_router.routing.prompts_in_flight import PromptsInFlight
 from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 from fairlead_router.supervision import supervise
 
@@ -52,6 +54,7 @@ class MirrorRouting:
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
         self._sent = SentPrefixes()
+        self._in_flight = PromptsInFlight()
         self._size_check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,7 +81,7 @@ class MirrorRouting:
         return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
-        starts = self.rank(request, tried, CONSIDERED if self._keep_candidates else 1)
+        starts, computing = self._rank(request, tried, CONSIDERED if self._keep_candidates else 1)
         if not starts:
             return None
         best = starts[0]
@@ -87,35 +90,53 @@ class MirrorRouting:
         kept = starts if self._keep_candidates else ()
         if self.is_current:
             self._sent.clear()
-            return Choice(worker, best.cached, reservation=self.fleet.reserve(best.address, best.cost), candidates=kept)
+            shown = best.cached if best.address not in computing else (self.held(request, best.address) or 0)
+            reservation = self.fleet.reserve(best.address, best.cost)
+            rest = request.hashes_of(worker)[shown // self._block_tokens(worker.address) :]
+            self._in_flight.add(reservation, worker.address, rest, monotonic())
+            return Choice(worker, best.cached, max(0, best.cached - shown), reservation=reservation, candidates=kept)
         cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
-        self._sent.add(worker, self._block_tokens(worker), request.hashes_of(worker))
+        self._sent.add(worker, self._block_tokens(worker.address), request.hashes_of(worker))
         reservation = self.fleet.reserve(best.address, request.prompt_tokens - cached)
         return Choice(worker, cached, is_outdated=True, reservation=reservation, candidates=kept)
 
+    def release(self, reservation: bytes) -> bool:
+        """End a reservation: the answer has begun, or the attempt has failed. Return False if Redis made it."""
+        self._in_flight.remove(reservation)
+        return self.fleet.release(reservation)
+
     def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
         """Return the `wanted` best workers, best first; none without a snapshot."""
+        return self._rank(request, tried, wanted)[0]
+
+    def _rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> tuple[list[StartEstimate], Mapping[str, int]]:
+        """Return `rank`, and `_computing` of the prompt."""
         mirror, fresh, table = self._mirror, self.fleet.is_fresh, self._table
         if mirror is None:
-            return []
+            return [], {}
         allowed = table.usable(tried, request.model)
         try:
             if len(allowed) <= SMALL_FLEET:
                 held = self._complete(_match(mirror, request), request, tried)
+                computing = self._computing(held, request)
+                held |= computing
                 cold = request.hashes and not any(worker.address in held for worker in allowed)
                 homes = table.homes(request.hashes[0], 2, table.eligible_addresses(tried, request.model)) if cold else []
                 workers: Iterable[Worker] = allowed
             else:
-                held, homes, workers = self._candidates(mirror, request, tried, fresh)
+                held, computing, homes, workers = self._candidates(mirror, request, tried, fresh)
         except IndexUnavailable:
-            return []
+            return [], {}
         scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
-        return rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), wanted, homes)
+        asked = len(scored) if computing else wanted
+        starts = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), asked, homes)
+        return _prefer_computing(starts, computing)[:wanted], computing
 
     def _candidates(
         self, mirror: MirrorReader, request: RoutingRequest, tried: Tried, fresh: bool
-    ) -> tuple[dict[str, int], list[str], Iterable[Worker]]:
-        """Return the candidates of a large fleet as route.lua selects them: cached tokens by address, the prompt's homes, the workers.
+    ) -> tuple[dict[str, int], dict[str, int], list[str], Iterable[Worker]]:
+        """Return the candidates of a large fleet as route.lua selects them: cached tokens by address, `_computing`, the prompt's homes, the
+        workers.
 
         Candidates are the homes of a prompt that no worker holds, the deepest holders, then the soonest workers, CONSIDERED in all. Workers
         missing from the index are included if they are among the soonest by this router's own view.
@@ -127,12 +148,15 @@ class MirrorRouting:
         soonest = [address for address in soonest_here if not fresh or address not in self.fleet.workers]
         soonest += islice((address for address in self.fleet.soonest if address in allowed), CONSIDERED - len(soonest)) if fresh else ()
         held = self._complete(_deepest(mirror, request, allowed, soonest), request, tried)
+        computing = {address: tokens for address, tokens in self._computing(held, request).items() if address in allowed}
+        if computing:
+            held = dict(sorted((held | computing).items(), key=lambda each: -each[1]))
         homes = table.homes(request.hashes[0], 2, allowed) if request.hashes and not held else []
         found: dict[str, Worker] = {}
         for address in chain(homes, islice(held, HOLDERS), soonest):
             if (worker := table.get(address)) is not None and len(found) < CONSIDERED:
                 found[address] = worker
-        return held, homes, found.values()
+        return held, computing, homes, found.values()
 
     def predict(self, request: RoutingRequest) -> dict[str, int]:
         """Return the prompt's tokens that workers hold, by address; in a large fleet those of the deepest holders."""
@@ -176,7 +200,7 @@ class MirrorRouting:
         def home_of(place: int) -> Worker | None:
             return self._table.home(place, allowed)
 
-        expected = expect_at_homes(known, request.hashes, self._block_tokens, home_of)
+        expected = expect_at_homes(known, request.hashes, lambda worker: self._block_tokens(worker.address), home_of)
         return dict(sorted(expected.items(), key=lambda each: -each[1]))
 
     def _add_sent(self, held: dict[str, int], request: RoutingRequest) -> dict[str, int]:
@@ -184,9 +208,16 @@ class MirrorRouting:
             held = self._sent.add_to(held, hashes)
         return held
 
-    def _block_tokens(self, worker: Worker) -> int:
-        """Return the worker's block size in tokens, or a usual one if the mirror does not know it."""
-        return (self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0) or BLOCK_TOKENS
+    def _computing(self, held: Mapping[str, int], request: RoutingRequest) -> dict[str, int]:
+        """Return the tokens by address that workers will hold beyond `held`, because this router has sent them a prompt with these."""
+        found: dict[str, int] = {}
+        for hashes in request.chains:
+            found |= self._in_flight.extend(held, hashes, self._block_tokens, monotonic())
+        return found
+
+    def _block_tokens(self, address: str) -> int:
+        """Return a worker's block size in tokens, or a usual one if the mirror does not know it."""
+        return (self._mirror.block_tokens_of(address) if self._mirror is not None else 0) or BLOCK_TOKENS
 
     def _score(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
         """Return the score input: the index's load and all routers' reservations.
@@ -201,7 +232,7 @@ class MirrorRouting:
                 scored.reserved_tokens, worker.pending_tokens - backlog
             )  # no load report covers this router's pending tokens yet
         else:
-            scored = score_locally(worker, self._block_tokens(worker))
+            scored = score_locally(worker, self._block_tokens(worker.address))
         scored.depth = held // scored.block_tokens
         return scored
 
@@ -226,6 +257,21 @@ class MirrorRouting:
     def _start_mirror(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)
         self._mirror.start()
+
+
+def _prefer_computing(starts: list[StartEstimate], computing: Mapping[str, int]) -> list[StartEstimate]:
+    """Return the workers, with one first that computes a part of the prompt for another request, if it is about as soon as the best.
+
+    It may be later by SLACK, and by no more than the work that it saves. Without this rule the first equal prompts of a burst spread: to
+    wait for a prefix takes as long as to compute it, but the work delays the requests that follow.
+    """
+    shared = [start for start in starts if start.address in computing]
+    if not shared or starts[0] in shared:
+        return starts
+    first, best = starts[0], min(shared, key=lambda start: (not start.fits, start.seconds))
+    if best.seconds > min(SLACK * first.seconds, first.seconds + first.work - best.work) or (first.fits and not best.fits):
+        return starts
+    return [best, *(start for start in starts if start is not best)]
 
 
 def _match(mirror: MirrorReader, request: RoutingRequest) -> dict[str, int]:

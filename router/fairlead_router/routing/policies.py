@@ -52,13 +52,20 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True):
     worker: Worker
     predicted: int | None = None
-    """Cached tokens that the index predicts; None if the index was not used."""
+    """Cached tokens that the worker is expected to find; None if the index was not used."""
+    in_flight: int = 0
+    """Those of `predicted` that the index does not show: the worker computes them for another request of this router."""
     is_outdated: bool = False
     """Whether the prediction was made without Redis: an error is no fault of the index."""
     reservation: bytes | None = None
     """Reservation that `release` ends; empty or None: nothing was reserved."""
     candidates: Sequence[StartEstimate] = ()
     """The compared workers, best first; empty unless they are kept for the web console."""
+
+    @property
+    def indexed(self) -> int | None:
+        """Cached tokens that the worker holds by the index; None if the index was not used."""
+        return None if self.predicted is None else self.predicted - self.in_flight
 
 
 class Policy(Protocol):

@@ -48,6 +48,8 @@ class PredictionAudit:
             return  # nor of another adapter under the same name: one was replaced there, or not yet
         block = request.prompt_tokens // len(hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
+        if error > 0:
+            error = max(0, error - choice.in_flight)  # what this router expected beyond the index is no fault of the index
         if error <= -block:
             self._spawn(self._check_missing(request, choice, cached, block))
         else:

@@ -179,7 +179,7 @@ class PrefixAware:
     def release(self, choice: Choice) -> None:
         if not choice.reservation or self._reader is None:
             return
-        if self._mirror is not None and self._mirror.fleet.release(choice.reservation):
+        if self._mirror is not None and self._mirror.release(choice.reservation):
             return
         if not self._is_unavailable:
             self._spawn(self._release_reservation(self._reader, choice.reservation))  # the client does not wait for Redis

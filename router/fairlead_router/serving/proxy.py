@@ -210,7 +210,7 @@ class Proxy:
         `attempt`: name by which it can be withdrawn; empty: it cannot.
         """
         worker = choice.worker
-        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag in (prompt.format_tag, *prompt.other_hashes) else None
+        tokens = prompt.tokens_for(worker.format_tag)
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
             tokens = None  # the worker has the same limit and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
@@ -227,7 +227,7 @@ class Proxy:
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + worker.format_tag.encode("latin-1"))
-        deadline = deadline_header(call.service_class, prompt, choice.predicted, monotonic() - call.started_at)
+        deadline = deadline_header(call.service_class, prompt, choice.indexed, monotonic() - call.started_at)
         lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.trace_headers, *call.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]

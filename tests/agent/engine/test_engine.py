@@ -40,17 +40,51 @@ def test_stats_of_sglang_and_its_families_under_our_names() -> None:
     assert b"# TYPE fairlead_prefix_cache_hits_total counter" in text
 
 
+def measure(pace: PrefillPace, steps: list[list[int]], slower: float = 1.0) -> float:
+    """Compute the prompts of each step at 5,000 tokens/s and 40 ms besides, and return the pace."""
+    now = 0.0
+    for tokens in [*steps, [1]]:  # the last one ends the step before it
+        for _ in tokens:
+            pace.begin(now)
+        now += 0.04 + slower * sum(tokens) / 5000
+        for number, each in enumerate(tokens):
+            pace.end(now + 0.0001 * number, each)
+        now += 1  # idle time does not count
+    return pace.tokens_per_second
+
+
 def test_concurrent_prompts_do_not_count_their_time_twice() -> None:
     pace = PrefillPace()
     assert pace.tokens_per_second == 0
-    for _ in range(4):
+    for _ in range(5):
         pace.begin(10.0)
-    for at in (10.25, 10.5, 10.75, 11.0):
-        pace.end(at, 250)
-    assert pace.tokens_per_second == pytest.approx(1000, rel=0.05)
-    pace.begin(100.0)  # idle time does not count
-    pace.end(101.0, 1000)
-    assert pace.tokens_per_second == pytest.approx(1000, rel=0.05)
+    for at in (10.3, 10.6, 10.9, 11.2, 11.5):
+        pace.end(at, 300)
+    assert pace.tokens_per_second == pytest.approx(1000)
+    assert measure(PrefillPace(), [[400, 800]] * 3) == pytest.approx(1200 / 0.28, rel=0.01), "a step is one measurement"
+
+
+def test_short_prompts_do_not_make_an_engine_seem_slow() -> None:
+    """Routers would send it no long prompt any more, and it would never be measured again."""
+    assert measure(PrefillPace(), [[30]] * 100) == 0, "unknown: what they take is not computing"
+    pace = PrefillPace()
+    known = measure(pace, [[1200]] * 3)
+    assert known == measure(pace, [[100]] * 100) == pytest.approx(1200 / 0.28)
+
+
+def test_other_work_on_the_machine_does_not_change_the_pace() -> None:
+    pace = PrefillPace()
+    measure(pace, [[1200]] * 6)
+    assert measure(pace, [[1200]] * 3, slower=8.0) == pytest.approx(1200 / 0.28)
+    assert measure(pace, [[1200]] * 32, slower=8.0) == pytest.approx(1200 / 1.96, rel=0.01), "a slower engine is noticed"
+
+
+def test_unknown_prompts_do_not_count() -> None:
+    pace = PrefillPace()
+    known = measure(pace, [[1200]] * 4)
+    pace.begin(100.0)
+    pace.end(105.0, 0)
+    assert measure(pace, [[1200]]) == pytest.approx(known)
 
 
 def test_runtimes_of_one_model_have_separate_roots(tmp_path: Path) -> None:

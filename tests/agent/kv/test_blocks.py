@@ -73,7 +73,7 @@ def test_the_index_has_what_the_engine_can_reuse(seed: int, size: int, steps: in
             traffic = Traffic(pool, seed)
             pool.clear()
         blocks.apply(decode(pool.take_events(), as_maps))
-        assert index.held == pool.usable == blocks.claimed
+        assert index.held == pool.usable
 
 
 @settings(deadline=None, max_examples=60)
@@ -91,7 +91,6 @@ def test_nothing_is_claimed_that_the_engine_may_not_hold(seed: int, lost: set[in
         else:
             blocks.apply(events)
         assert index.held <= pool.usable
-        assert index.held == blocks.claimed
 
 
 def test_a_prefix_is_claimed_again_when_a_request_continues_it() -> None:

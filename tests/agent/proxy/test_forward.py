@@ -16,6 +16,7 @@ from tests.servers.redis_server import free_port
 
 from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
 from fairlead_agent.proxy.app import HUNG_SECONDS
+from fairlead_agent.state import RESERVED_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
 from fairlead_index.salts import cache_salt
@@ -77,6 +78,45 @@ async def test_salts_keep_caches_apart(tmp_path: Path) -> None:
         assert "cache salt" in refused.json()["error"]["message"]
 
 
+async def test_embeddings_get_their_salt_and_priority(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        headers = {"x-fairlead-cache-salt": "ab" * 16, "x-fairlead-priority": "-3"}
+        answer = await agent.client.post("/v1/embeddings", json={"model": "stand-in", "input": PROMPT}, headers=headers)
+        assert answer.status_code == 200
+        assert (engine.bodies[-1]["cache_salt"], engine.bodies[-1]["priority"]) == ("ab" * 16, -3)
+
+
+async def test_salts_go_where_the_engine_s_own_document_has_the_field(tmp_path: Path) -> None:
+    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    engine = StandInEngine(events, replay)
+    engine.openapi = openapi({"/v1/completions": ["prompt", "cache_salt"], "/v1/embeddings": ["input"], "/v1/messages": ["cache_salt"]})
+    await engine.start()
+    headers = {"x-fairlead-cache-salt": "ab" * 16, "x-fairlead-priority": "4"}
+    try:
+        async with running_agent(tmp_path, engine.url, events, replay) as agent:
+            await agent.ready()
+            assert (await agent.complete(PROMPT, headers)).status_code == 200
+            assert engine.bodies[-1]["cache_salt"] == "ab" * 16 and "priority" not in engine.bodies[-1]
+            refused = await agent.client.post("/v1/embeddings", json={"model": "stand-in", "input": PROMPT}, headers=headers)
+            assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (501, "other")
+            assert "/v1/embeddings takes no cache salt" in refused.json()["error"]["message"]
+            passed = await agent.client.post("/v1/messages", json={"model": "stand-in"}, headers=headers)
+            assert "does not serve POST /v1/messages" in passed.json()["error"]["message"], "the engine was asked"
+    finally:
+        await engine.stop()
+
+
+def openapi(fields: dict[str, list[str]]) -> dict:
+    """Return a document as FastAPI's, with each body behind a reference and its alternatives."""
+    schemas = {f"Body{number}": {"properties": {name: {} for name in names}} for number, names in enumerate(fields.values())}
+    schemas["Other"] = {"properties": {"cache_salt": {}, "prompt": {}, "input": {}}}
+    paths = {}
+    for number, path in enumerate(fields):
+        schema = {"anyOf": [{"$ref": f"#/components/schemas/Body{number}"}, {"$ref": "#/components/schemas/Other"}]}
+        paths[path] = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}, "get": {}}
+    return {"paths": paths | {"/health": {"get": {}}}, "components": {"schemas": schemas}}
+
+
 async def test_sglang_refuses_salts(tmp_path: Path) -> None:
     async with pair(tmp_path, runtime="sglang") as (_, agent):
         answer = await agent.complete(PROMPT, {"x-fairlead-cache-salt": "ab"})
@@ -112,10 +152,15 @@ async def test_a_client_is_not_more_urgent_than_its_key(tmp_path: Path) -> None:
         for headers, fields, priority in (
             ({"x-fairlead-priority": "5"}, {"priority": -9}, 5),
             ({}, {"priority": -9}, -9),
-            ({"x-fairlead-priority": "5"}, {}, None),
+            ({"x-fairlead-priority": "5"}, {}, 5),
+            ({"x-fairlead-priority": "0"}, {}, None),
+            ({"x-fairlead-priority": "5", "X-Vllm-Priority": "-9"}, {}, 5),
+            ({"x-fairlead-priority": "0", "X-Vllm-Priority": "-9"}, {}, None),
         ):
             await agent.complete(PROMPT, headers, **fields)
             assert engine.bodies[-1].get("priority") == priority
+            by_header = {name.lower(): value for name, value in engine.headers[-1].items()}.get("x-vllm-priority")
+            assert by_header == headers.get("x-fairlead-priority"), "vLLM takes the header before the body"
 
 
 async def test_the_engine_gets_the_body_as_it_is(tmp_path: Path) -> None:
@@ -209,18 +254,34 @@ async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: 
 
 async def test_the_backlog_counts_what_the_engine_has_to_compute(tmp_path: Path) -> None:
     tokens = PromptEncoder(FORMAT).encode_text(PROMPT)
-    body = token_bytes(tokens) + json.dumps({"model": "stand-in", "prompt": PROMPT}).encode()
-    headers = {"x-fairlead-prompt-tokens": str(len(tokens))}
     async with pair(tmp_path) as (engine, agent):
         engine.release.clear()
-        first = asyncio.create_task(agent.client.post("/v1/completions", content=body, headers=headers))
+        first = asyncio.create_task(agent.complete_tokens(PROMPT))
         await eventually(lambda: agent.agent.load().backlog_tokens == len(tokens))
         engine.release.set()
         assert (await first).status_code == 200
         assert agent.agent.load().backlog_tokens == 0
-        await eventually(lambda: agent.agent.uncached_tokens(tokens, "stand-in", "") == len(tokens) % BLOCK)
-        assert agent.agent.uncached_tokens(tokens, "sql", "") == len(tokens)
-        assert agent.agent.uncached_tokens(tokens, "stand-in", "ab") == len(tokens)
+
+        def uncached(model: str, salt: str = "") -> int:
+            return agent.agent.uncached_tokens(tokens, agent.agent.hashes_of(tokens, model, salt))
+
+        await eventually(lambda: uncached("stand-in") == len(tokens) % BLOCK)
+        assert uncached("sql") == uncached("stand-in", "ab") == len(tokens)
+
+
+async def test_the_backlog_leaves_out_what_is_reserved_or_probably_computed(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        state = agent.agent
+        first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=True, generates=False) for _ in range(2))
+        assert state.backlog_tokens(second.began + RESERVED_SECONDS) < 2000, "routers have reservations for it"
+        assert state.backlog_tokens(second.began + 1) == 2000
+        state.pace.tokens_per_second = 800.0
+        assert state.backlog_tokens(first.began + 1) == 1200, "since the engine began"
+        assert state.backlog_tokens(first.began + 9) == 0
+        state.answered(first, True)
+        assert state.backlog_tokens(second.began + 0.3) == pytest.approx(1000 - 0.3 * 800, abs=40), "since the first token"
+        state.answered(second, False)
+        assert state.backlog_tokens(second.began + 1) == 0
 
 
 async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:

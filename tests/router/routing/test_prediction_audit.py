@@ -70,6 +70,17 @@ async def test_a_prediction_without_redis_is_no_error_of_the_index() -> None:
     assert not harness.audit._tasks and not harness.worker.prediction_error.answers
 
 
+async def test_what_the_router_expected_beyond_the_index_is_no_error_of_the_index() -> None:
+    harness = AuditHarness()
+    for _ in range(2 * MIN_ANSWERS):
+        harness.audit.record_answer(REQUEST, Choice(harness.worker, 320, in_flight=320), 0)
+    assert harness.worker.prediction_error.over == 0 and not harness.recalled
+    for _ in range(2 * MIN_ANSWERS):
+        harness.audit.record_answer(REQUEST, Choice(harness.worker, 640, in_flight=320), 0)
+    await asyncio.gather(*harness.audit._tasks)
+    assert harness.worker.prediction_error.over > 0.4 or harness.recalled, "the index showed 320 tokens that the worker did not hold"
+
+
 async def test_another_adapter_under_the_same_name_is_no_error_of_the_index() -> None:
     """While a rollout replaces an adapter, prompts are hashed with the digest that most workers have."""
     harness = AuditHarness()

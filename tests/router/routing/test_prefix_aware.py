@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
-from tests.router.stand_in_worker import StandIn
+from tests.router.stand_in_worker import StandIn, answers, answers_when_all_have_come, dies_at_once
 from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root
@@ -245,6 +245,38 @@ async def test_a_router_routes_exactly_within_a_second_of_its_start(fleet: Fleet
     second = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace, index_mode=mode)
     answer = await second.complete(prompt)  # ready or not, its first answer
     assert answer.headers["x-fairlead-pod"] == home.pod and answer.headers["x-fairlead-predicted-tokens"] == str(len(prompt) // 16 * 16)
+
+
+async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    """The index knows a block only when it is computed."""
+    router, workers = await start_fleet(fleet, redis, namespace, 2, "mirror")
+    together = answers_when_all_have_come(9)
+    texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(3)]
+    for worker in workers:
+        worker.behaviour = together
+    done = await asyncio.gather(*(router.complete(f"{texts[number % 3]} question {number}") for number in range(9)))
+    assert {answer.status_code for answer in done} == {200}
+    pods = [{done[number].headers["x-fairlead-pod"] for number in range(text, 9, 3)} for text in range(3)]
+    assert all(len(each) == 1 for each in pods) and len(set.union(*pods)) == 2, pods
+    predicted = [int(answer.headers["x-fairlead-predicted-tokens"]) for answer in done]
+    assert sum(tokens == 0 for tokens in predicted) == 3 and sum(tokens >= len(texts[0]) // 16 * 16 for tokens in predicted) == 6
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._mirror is not None
+    assert not policy._mirror._in_flight._requests, "nothing is in flight after the answers"
+
+
+async def test_a_prompt_whose_request_failed_is_not_expected_at_its_worker(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await start_fleet(fleet, redis, namespace, 2, "mirror")
+    for worker in workers:
+        worker.behaviour, worker.tells = dies_at_once, False
+    assert (await router.complete("prefix " * 50)).status_code == 502
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._mirror is not None
+    assert not policy._mirror._in_flight._requests
+    for worker in workers:
+        worker.behaviour = answers
+    await router.usable(2)
+    assert (await router.complete("prefix " * 50)).headers["x-fairlead-predicted-tokens"] == "0"
 
 
 async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:

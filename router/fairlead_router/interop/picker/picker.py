@@ -126,7 +126,7 @@ class Picker:
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
         client = request.client
         instructions = worker_headers(prompt, client.caller, client.service_class)
-        instructions += deadline_header(client.service_class, prompt, choice.predicted, monotonic() - client.arrived_at)
+        instructions += deadline_header(client.service_class, prompt, choice.indexed, monotonic() - client.arrived_at)
         return PickResult(endpoints, session, tokens, prompt.format_tag, instructions)
 
     def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:
