@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _without() -> AbstractContextManager[Any]:
-    return patch.object(CachedFirst, "is_outbid", lambda *_: False)
+    return patch.object(CachedFirst, "next_turn", lambda *_: 0.0)
 
 
 def _measure(side: str, played: list[list[Request]], scenario: Scenario) -> dict[str, float]:

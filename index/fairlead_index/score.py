@@ -120,11 +120,16 @@ def _pending(worker: ScoredWorker) -> float:
 
 def ready_key(worker: ScoredWorker, now: float) -> float:
     """Return `now` plus the score of an uncached prompt of USUAL_TOKENS, in seconds: the order of `r:ready`."""
-    rate = worker.rate or PRIOR_RATE
-    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate + worker.step
-    work = USUAL_TOKENS / rate
+    work = USUAL_TOKENS / (worker.rate or PRIOR_RATE)
+    waits = prefill_seconds(worker) + worker.step
     full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
     return now + waits + work + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
+
+
+def prefill_seconds(worker: ScoredWorker) -> float:
+    """Return the seconds of prefill ahead of a new prompt: the reported backlog less the work since, and all routers' reservations."""
+    rate = worker.rate or PRIOR_RATE
+    return max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate
 
 
 def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: float) -> StartEstimate:

@@ -91,7 +91,8 @@ class Router:
         self.scale_up = ScaleUpStatus()
         classes = config.service_classes
         predict = self.policy.predict if isinstance(self.policy, PrefixAware) else lambda request: {}
-        gate = SloGate(self.table, self.metrics, classes, predict)
+        shared = self.policy.prefill_seconds if isinstance(self.policy, PrefixAware) else lambda address: 0.0
+        gate = SloGate(self.table, self.metrics, classes, predict, shared)
         self.admission = Admission(config, self.table, self.metrics, self.scale_up, gate, predict)
         self.slo_report = SloReport(self.metrics, classes)
         unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict

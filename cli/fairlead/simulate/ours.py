@@ -10,7 +10,7 @@ from fairlead.simulate.workloads.request import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
-from fairlead_index.score import ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import ScoredWorker, StartEstimate, prefill_seconds, rank_candidates
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest, score_locally
 from fairlead_router.routing.policies import RoutingRequest
@@ -44,29 +44,31 @@ class Fairlead:
         workers = self._score(request, now, self._fleet.usable)
         return {int(start.address): start for start in rank_candidates(workers, b"", request.prompt_tokens, bytes(8), len(workers))}
 
+    def prefill_seconds(self, pod: int, now: float) -> float:
+        return prefill_seconds(self._read(pod, now))
+
     def _score(self, request: Request, now: float, pods: Iterable[int]) -> list[ScoredWorker]:
-        fleet, depths = self._fleet, self._fleet.depths(request.blocks)
-        workers = []
-        for number in pods:
-            at, load = fleet.pods[number].load(now)
-            workers.append(
-                ScoredWorker(
-                    address=str(number),
-                    block_tokens=fleet.block_tokens,
-                    depth=depths[number],
-                    reserved_tokens=fleet.inflight.reserved(number, at - ARRIVAL_SECONDS),
-                    waiting=load.waiting,
-                    backlog=load.backlog_tokens,
-                    rate=load.prefill_rate,
-                    step=load.step_seconds,
-                    load_age=now - at,
-                    pages_free=load.pages_free,
-                    pages_total=load.pages_total,
-                    page_size=load.page_size,
-                    arrivals=load.arrival_rate,
-                )
-            )
-        return workers
+        depths = self._fleet.depths(request.blocks)
+        return [self._read(number, now, depths[number]) for number in pods]
+
+    def _read(self, pod: int, now: float, depth: int = 0) -> ScoredWorker:
+        """Return the pod as the index has it."""
+        at, load = self._fleet.pods[pod].load(now)
+        return ScoredWorker(
+            address=str(pod),
+            block_tokens=self._fleet.block_tokens,
+            depth=depth,
+            reserved_tokens=self._fleet.inflight.reserved(pod, at - ARRIVAL_SECONDS),
+            waiting=load.waiting,
+            backlog=load.backlog_tokens,
+            rate=load.prefill_rate,
+            step=load.step_seconds,
+            load_age=now - at,
+            pages_free=load.pages_free,
+            pages_total=load.pages_total,
+            page_size=load.page_size,
+            arrivals=load.arrival_rate,
+        )
 
 
 class WithoutRedis:
@@ -95,6 +97,9 @@ class WithoutRedis:
         starts = rank_locally(RoutingRequest(request.prompt_tokens), self._view.usable(now), now)
         return {self._by_address[start.address]: start for start in starts}
 
+    def prefill_seconds(self, pod: int, now: float) -> float:
+        return 0.0
+
 
 class FromMirror:
     """PrefixAware while Redis is away: the mirror's last snapshot, what this router has sent since, and the loads of `WithoutRedis`."""
@@ -120,6 +125,9 @@ class FromMirror:
         _, scored = self._score(request.blocks[: request.prompt_tokens // self._fleet.block_tokens], now, ())
         starts = rank_candidates(scored, b"", request.prompt_tokens, bytes(8), len(scored))
         return {self._addresses.index(start.address): start for start in starts}
+
+    def prefill_seconds(self, pod: int, now: float) -> float:
+        return 0.0
 
     def _score(self, whole: Sequence[int], now: float, tried: Collection[int]) -> tuple[Mapping[str, int], list[ScoredWorker]]:
         """Return the tokens that workers hold, as far as this router knows, and the input of the score."""
@@ -150,6 +158,9 @@ class WithRedisOutage:
 
     def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
         return self._source(now).rank(request, now)
+
+    def prefill_seconds(self, pod: int, now: float) -> float:
+        return self._source(now).prefill_seconds(pod, now)
 
     def _source(self, now: float) -> Fairlead | FromMirror:
         self.reserves = not self._from <= now < self._to

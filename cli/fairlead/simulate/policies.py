@@ -32,6 +32,9 @@ class RankingPolicy(Policy, Protocol):
     def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
         """Return the estimate of each usable pod."""
 
+    def prefill_seconds(self, pod: int, now: float) -> float:
+        """Return the seconds of prefill ahead at a pod as all routers together know it; 0: not known."""
+
 
 Maker = Callable[[Fleet, InflightRequests, random.Random], Policy]
 """Creates a policy of one router from the fleet, that router's in-flight requests, and a random generator."""

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
@@ -10,9 +10,10 @@ from fairlead.simulate.policies import Policy, RankingPolicy
 from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.service_classes import Objective, ServiceClass
 from fairlead.simulate.workloads.request import Request
+from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.admission import admissible_tokens
-from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest
+from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, WorkerEstimate
 from fairlead_router.serving.fair_queue import FairQueue
 from fairlead_router.serving.slo_gate import estimate_worker, used_share
 from fairlead_router.serving.waiting_attempts import WaitingAttempt, WaitingAttempts, find_gain
@@ -85,27 +86,46 @@ class Router:
         """Accept or refuse a request, now."""
         ticket = Ticket(request, position, objective, self._account, next(self._numbers))
         if self._view is not None:
-            held = [depth * self._fleet.block_tokens for depth in self._fleet.depths(request.blocks)]
-            ticket.work = max(1, request.prompt_tokens - max(held, default=0))
-            if self._classes and not self._is_within_bounds(ticket, held, now):
+            ticket.work = max(1, request.prompt_tokens - max(self._held(request), default=0))
+            if self._classes and not self._is_within_bounds(ticket, now):
                 return
         if not self.queue and self._has_capacity(now):
             self._dispatch(ticket, now)
         else:
             self.queue.push(ticket)
 
-    def _is_within_bounds(self, ticket: Ticket, held: Sequence[int], now: float) -> bool:
-        """Whether the product's admission accepts the request. `held`: tokens of its prompt that each pod caches."""
+    def _is_within_bounds(self, ticket: Ticket, now: float) -> bool:
+        """Whether the product's admission accepts the request."""
         assert self._view is not None, "only our routers know classes"
-        service_class = self._classes[ticket.objective.service_class]
-        workers, prompt = self._view.usable(now), ticket.request.prompt_tokens
-        if service_class.is_best_effort or not workers:
+        workers = self._view.usable(now)
+        if self._classes[ticket.objective.service_class].is_best_effort or not workers:
             return True
-        cached = [held[number] for number in self._fleet.usable]
-        estimates = [estimate_worker(worker, max(1, prompt - tokens), now) for worker, tokens in zip(workers, cached, strict=True)]
-        request = BoundedRequest(ticket.position, "", ticket.priority, service_class, prompt_tokens=prompt, cached=max(cached))
+        request, estimates = self._estimate(ticket, workers, now)
         ahead, share = self.queue.work_ahead(ticket), used_share(workers)
         return not self._admission.decide(request, estimates, ahead, now, share=share).rejection
+
+    def _unsuitable(self, ticket: Ticket, now: float) -> Collection[int]:
+        """Return the pods that would miss the request's bounds while another meets them, as `SloGate.unsuitable` does."""
+        if not self._classes or self._view is None or self._classes[ticket.objective.service_class].is_best_effort:
+            return ()
+        request, estimates = self._estimate(ticket, self._view.usable(now), now)
+        late = [pod for pod, estimate in zip(self._fleet.usable, estimates, strict=True) if not request.can_start(estimate)]
+        return late if len(late) < len(estimates) else ()
+
+    def _estimate(self, ticket: Ticket, workers: Sequence[Worker], now: float) -> tuple[BoundedRequest, list[WorkerEstimate]]:
+        policy, pods, prompt, held = self.policy, self._fleet.usable, ticket.request.prompt_tokens, self._held(ticket.request)
+        assert isinstance(policy, RankingPolicy), "only our routers know classes"
+        estimates = [
+            estimate_worker(worker, max(1, prompt - held[pod]), now, policy.prefill_seconds(pod, now))
+            for worker, pod in zip(workers, pods, strict=True)
+        ]
+        service_class, elapsed = self._classes[ticket.objective.service_class], now - ticket.request.at
+        cached = max(held[pod] for pod in pods)
+        return BoundedRequest(ticket.position, "", ticket.priority, service_class, elapsed, prompt, cached), estimates
+
+    def _held(self, request: Request) -> list[int]:
+        """Return the tokens of the prompt that each pod caches."""
+        return [depth * self._fleet.block_tokens for depth in self._fleet.depths(request.blocks)]
 
     def admit_waiting(self, now: float) -> None:
         """Send as many waiting requests as the pods have capacity for."""
@@ -167,7 +187,10 @@ class Router:
 
     def _dispatch(self, ticket: Ticket, now: float) -> None:
         request = ticket.request
-        pod, cached = self.policy.choose(request, now)
+        if isinstance(self.policy, RankingPolicy):
+            pod, cached = self.policy.choose(request, now, self._unsuitable(ticket, now))
+        else:
+            pod, cached = self.policy.choose(request, now)
         cost = max(request.prompt_tokens - cached, 1)
         flight = InflightRequest(request, ticket.position, self._number, pod, now, cost, self.policy.reserves)
         self._send(flight)

@@ -30,5 +30,6 @@ class RouterView:
             worker.prefill_until = math.inf  # so `prefill_seconds` counts all pending tokens
             worker.pending_prompts = len(inflight.waiting[number])
             worker.max_running = pod.model.max_running
+            worker.runs_shortest_first = True  # `queues.ORDER`
             chosen.append(worker)
         return chosen

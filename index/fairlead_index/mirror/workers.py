@@ -19,7 +19,7 @@ from fairlead_index.reader import Trust, WorkerState, parse_workers
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
-from fairlead_index.score import PRIOR_RATE, ScoredWorker, ready_key
+from fairlead_index.score import PRIOR_RATE, ScoredWorker, prefill_seconds, ready_key
 
 __all__ = ["FleetReader"]
 
@@ -97,6 +97,14 @@ class FleetReader:
         slot, state = self._states[scored.address]
         scored.reserved_tokens = self._reserved.get(slot)
         scored.load_age = state.load_age + time.monotonic() - self._read_at
+
+    def prefill_seconds(self, address: str) -> float:
+        """Return the seconds of prefill ahead of a new prompt at the worker, with all routers' reservations; 0 if Redis does not answer."""
+        scored = self._scored.get(address)
+        if scored is None or not self.is_fresh:
+            return 0.0
+        self.refresh(scored)
+        return prefill_seconds(scored)
 
     def read_soon(self) -> None:
         """Read the workers now, as trust has changed."""

@@ -31,6 +31,7 @@ class _Load(WorkerLoad, frozen=True):
     draining: bool = False
     ready: bool = True
     max_running: int = 0
+    scheduling_policy: str = ""
     prompt_tokens: int | None = None  # counters since the worker's start, for fleet statistics; None: an older worker
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -133,6 +134,7 @@ class Poller:
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
         worker.max_running, worker.fallback = load.max_running, load.fallback
+        worker.runs_shortest_first = load.scheduling_policy == "sjf"
         self._table.set_runtime(worker, load.runtime)
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation

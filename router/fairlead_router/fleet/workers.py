@@ -116,6 +116,8 @@ class Worker:
         """When this router's prompts will be computed, by the measured rate."""
         self.max_running = 0
         """Most requests that it runs concurrently, as reported; 0: unknown."""
+        self.runs_shortest_first = False
+        """Its engine computes the waiting prompts by their work (`sjf`); False: by arrival, or unknown."""
         self.check_requested = asyncio.Event()
         self.marked_unhealthy = False
         """A request failed there since the last check began, so that check's answer may be older than the failure."""

@@ -172,6 +172,10 @@ class PrefixAware:
         """Return the prompt's tokens that workers hold, by address, as the mirror has it now; empty without one."""
         return self._mirror.predict(request) if self._mirror is not None and self._mirror.is_preferred else {}
 
+    def prefill_seconds(self, address: str) -> float:
+        """Return the seconds of prefill ahead of a new prompt at the worker, as all routers together know it; 0: not known."""
+        return self._mirror.fleet.prefill_seconds(address) if self._mirror is not None else 0.0
+
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty without a mirror."""
         return self._mirror.unique_shares() if self._mirror is not None else {}

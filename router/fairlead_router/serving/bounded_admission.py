@@ -35,8 +35,6 @@ class WorkerEstimate:
     step_seconds: float = 0.0
     is_idle: bool = False
     """It has no request at all."""
-    is_free: bool = False
-    """It has no prompt to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class BoundedRequest:
 class Verdict:
     """`rejection`: empty if the request is admitted; `itl`, `late`: later it can be; `too_long`: not even an idle worker is fast enough.
 
-    `outbid`: prompts of which more is cached need all of the capacity.
+    `outbid`: prompts of which more is cached leave no capacity for it within its bound.
 
     `expected` and `bound`: the TTFT in seconds.
     """
@@ -118,17 +116,23 @@ class BoundedAdmission:
         """
         self.ledger.expire(now)
         booking = self.ledger.find(request.key)
-        if booking is None:
-            self._cached_first.record(request.priority, request.uncached, request.prompt_tokens, now)
         usable = [worker for worker in workers if request.is_within_itl(worker)]
         if not usable:
+            if booking is None:
+                self._cached_first.record(request.priority, request.uncached, request.prompt_tokens, now)
             self._cached_first.record_refusal(now)
             return Verdict("itl", ITL_RETRY_SECONDS)
         if not request.service_class.bounds_ttft or not all(worker.rate for worker in usable):
             return ADMITTED
         total_rate = sum(worker.rate for worker in usable) * max(1.0, fleet / len(workers))
         ahead = ahead_tokens / total_rate
-        best = max(usable, key=lambda worker: request.slack(worker) - worker.wait)
+        able = [worker for worker in usable if request.can_start(worker, ahead, PLANNED_SHARE)]
+        # Its cost where it would run: a cached prompt whose workers are all late is computed again elsewhere.
+        cost = min((worker.uncached for worker in able), default=request.uncached)
+        if booking is None:
+            self._cached_first.record(request.priority, cost, request.prompt_tokens, now)
+        cheapest = [worker for worker in able if worker.uncached == cost]
+        best = max(cheapest or usable, key=lambda worker: request.slack(worker) - worker.wait)
         wait, slack = best.wait + ahead, request.slack(best)
         bound = request.service_class.ttft_bound(best.uncached)
         expected = request.elapsed + wait + best.uncached / best.rate
@@ -140,21 +144,19 @@ class BoundedAdmission:
         # The least wait is one worker's, and bookings share all: theirs is the median, which a few stuck workers do not move.
         shared = max(wait, ahead + median_low(worker.wait for worker in usable))
         own_rate = share * total_rate
-        is_outbid = not any(worker.is_free for worker in usable) and self._cached_first.is_outbid(
-            request.priority, request.uncached, request.prompt_tokens, own_rate, now
-        )
-        turn = self._cached_first.next_turn(now) if is_outbid else 0.0
+        turn = self._cached_first.next_turn(cost, request.prompt_tokens, now)
+        is_outbid = turn > planned  # it may wait for so long anyway
         if booking is not None and booking.at <= now:
             is_kept = wait <= request.slack(best, RETURN_SHARE)
             self.ledger.close(booking, is_kept)
             if is_kept:
                 return ADMITTED
             turn = 0.0  # it had its turn
-        elif not turn and self.ledger.fits(demand, shared, total_rate, now, wait):
+        elif not is_outbid and self.ledger.fits(demand, shared, total_rate, now, wait):
             if booking is not None:
                 self.ledger.close(booking, kept=True)
-            elif is_outbid:
-                self._cached_first.take_turn(request.uncached, own_rate, now)
+            else:
+                self._cached_first.take_turn(request.priority, cost, request.prompt_tokens, own_rate, now)
             return ADMITTED
         elif booking is not None:
             return Verdict("outbid" if is_outbid else "late", max(1, math.ceil(booking.at - now)), expected, bound)
@@ -162,5 +164,6 @@ class BoundedAdmission:
             self._cached_first.record_refusal(now)
         seconds = self.ledger.promise(demand, shared, total_rate, now, turn)
         if is_outbid and self.ledger.find(request.key) is not None:
-            self._cached_first.take_turn(request.uncached * self.ledger.return_share(request.tenant), own_rate, now)
+            returning = self.ledger.return_share(request.tenant)
+            self._cached_first.take_turn(request.priority, cost, request.prompt_tokens, own_rate, now, returning)
         return Verdict("outbid" if is_outbid else "late", seconds, expected, bound)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from time import monotonic
 
-from fairlead_index.score import CONSIDERED, SMALL_FLEET
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -15,6 +16,8 @@ from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedR
 
 Predict = Callable[[RoutingRequest], Mapping[str, int]]
 """Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
+PrefillSeconds = Callable[[str], float]
+"""Return the seconds of prefill ahead at a worker as all routers together know it, by its address; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,15 @@ class ClassTerms:
 class SloGate:
     """Gate for the requests of service classes. Requests without a class do not pass here."""
 
-    def __init__(self, table: WorkerTable, metrics: Metrics, classes: ServiceClasses, predict: Predict) -> None:
-        self._table, self._metrics, self._classes, self._predict = table, metrics, classes, predict
+    def __init__(
+        self,
+        table: WorkerTable,
+        metrics: Metrics,
+        classes: ServiceClasses,
+        predict: Predict,
+        shared: PrefillSeconds = lambda address: 0.0,
+    ) -> None:
+        self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
         self._admission = BoundedAdmission()
         metrics.watch_promises(self._admission.ledger)
 
@@ -46,9 +56,9 @@ class SloGate:
         if not fleet or terms.service_class.is_best_effort:
             return
         now = monotonic()
-        considered = self._considered(terms, fleet)
         held = self._held(terms)
-        estimates, cached = _estimates(terms, considered, held, now), max(held.values(), default=0)
+        considered = self._considered(terms, fleet, held)
+        estimates, cached = self._estimates(terms, considered, held, now), max(held.values(), default=0)
         verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
             self._metrics.refused.labels("cached_first" if verdict.rejection == "outbid" else "slo").inc()
@@ -68,7 +78,7 @@ class SloGate:
             suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         else:
             request = _bounded(terms, now)
-            estimates = _estimates(terms, fleet, self._held(terms), now)
+            estimates = self._estimates(terms, fleet, self._held(terms), now)
             suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
         if not suitable or len(suitable) == len(fleet):
             return set()
@@ -78,26 +88,38 @@ class SloGate:
         """Return whether the worker has capacity for a best-effort request."""
         return has_spare_capacity(worker, self._classes.least_itl, now)
 
-    def _considered(self, terms: ClassTerms, fleet: Sequence[Worker]) -> Sequence[Worker]:
-        """Return the workers to estimate: of a large fleet only the soonest."""
-        return fleet if len(fleet) <= SMALL_FLEET else self._table.soonest(CONSIDERED, (), terms.request.model)
+    def _considered(self, terms: ClassTerms, fleet: Sequence[Worker], held: Mapping[str, int]) -> Sequence[Worker]:
+        """Return the workers to estimate: of a large fleet the soonest, and those that cache most of the prompt."""
+        if len(fleet) <= SMALL_FLEET:
+            return fleet
+        soonest, model = self._table.soonest(CONSIDERED, (), terms.request.model), terms.request.model
+        allowed, known = self._table.eligible_addresses((), model), {worker.address for worker in soonest}
+        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
+        holders = (self._table.get(address) for address in deepest if address not in known)
+        return [*soonest, *(worker for worker in holders if worker is not None)]
 
     def _held(self, terms: ClassTerms) -> Mapping[str, int]:
         return self._predict(terms.request) if terms.service_class.bounds_ttft else {}
 
+    def _estimates(self, terms: ClassTerms, workers: Sequence[Worker], held: Mapping[str, int], now: float) -> list[WorkerEstimate]:
+        """Return the estimates of the workers. `held`: tokens of the prompt that each caches, by address."""
+        tokens, shared = terms.request.prompt_tokens, self._shared
+        return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now, shared(worker.address)) for worker in workers]
 
-def _estimates(terms: ClassTerms, workers: Sequence[Worker], held: Mapping[str, int], now: float) -> list[WorkerEstimate]:
-    """Return the estimates of the workers. `held`: tokens of the prompt that each caches, by address."""
-    tokens = terms.request.prompt_tokens
-    return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
 
+def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0.0) -> WorkerEstimate:
+    """Return what the worker can do for a prompt of which it must compute `uncached` tokens.
 
-def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
-    """Return what the worker can do for a prompt of which it must compute `uncached` tokens."""
-    load, ahead = worker.load, worker.prefill_seconds(now)
+    `shared`: seconds of prefill ahead with what other routers have sent since the last report, 0: not known.
+    """
+    load, ahead = worker.load, max(worker.prefill_seconds(now), shared)
+    waiting = max(worker.unanswered, load.waiting)
+    if worker.runs_shortest_first and waiting:
+        # A prompt behind n others goes once they got n times its work. The one in progress ends before; it counts with their mean.
+        ahead = min(ahead, ahead / waiting + waiting * uncached / worker.rate)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
     wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
-    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle, is_free=not ahead)
+    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
 
 
 def used_share(workers: Sequence[Worker]) -> float:

@@ -123,5 +123,5 @@ def test_beyond_capacity_agents_keep_their_goodput_because_cached_prompts_go_fir
 
     beyond = goodput(5.0)
     assert beyond > 0.95 * goodput(1.7)
-    with patch.object(CachedFirst, "is_outbid", lambda *_: False):
+    with patch.object(CachedFirst, "next_turn", lambda *_: 0.0):
         assert goodput(5.0) < 0.95 * beyond

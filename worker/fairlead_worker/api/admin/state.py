@@ -40,7 +40,8 @@ async def load(worker: Worker, context: RequestContext) -> None:
     numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
-    fields |= {"max_running": worker.config.max_num_seqs, "server_load": worker.in_flight}
+    fields |= {"max_running": worker.config.max_num_seqs, "scheduling_policy": worker.config.scheduling_policy}
+    fields["server_load"] = worker.in_flight
     if incarnation := worker.incarnation():
         fields["incarnation"] = incarnation
     if worker.config.canary:

@@ -64,6 +64,8 @@ class Load(Answer):
     ready: bool
     max_running: int
     """`--max-num-seqs`."""
+    scheduling_policy: str
+    """`--scheduling-policy`."""
     server_load: int
     """Inference requests in progress."""
     incarnation: str | None = None
