@@ -165,7 +165,7 @@ def events_endpoint(pod: int, scratch: Path) -> str:
 
 def publish_on_loopback(endpoint: str, port: int) -> None:
     """Forward KV events to a port until this process ends: vLLM's router takes TCP only, and vLLM binds TCP on all addresses only."""
-    proxy = ThreadProxy(zmq.XSUB, zmq.XPUB)
+    proxy = ThreadProxy(zmq.XSUB, zmq.XPUB)  # type: ignore[no-untyped-call]  # pyzmq
     proxy.connect_in(endpoint)
     proxy.bind_out(f"tcp://127.0.0.1:{port}")
     proxy.start()
@@ -183,13 +183,13 @@ def router_command(name: str, port: int, ports: Sequence[dict[str, int]], redis:
     if name == "sglang-router":
         start = [str(environment.python), "-m", "sglang_router.launch_router"]
     urls = [f"http://127.0.0.1:{each['engine']}" for each in ports]
-    policy = ["--policy", "cache_aware"]
+    routing = ["--policy", "cache_aware"]
     if name == KV_EVENTS:
-        policy = ["--policy", "kv_aware", "--kv-event-block-size", str(options.block), "--kv-event-model", MODEL]
+        routing = ["--policy", "kv_aware", "--kv-event-block-size", str(options.block), "--kv-event-model", MODEL]
         for each, url in zip(ports, urls, strict=True):
-            policy += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{each['events']}"]
+            routing += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{each['events']}"]
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    return [*start, *listen, *policy, "--worker-urls", *urls]
+    return [*start, *listen, *routing, "--worker-urls", *urls]
 
 
 @asynccontextmanager

@@ -21,12 +21,12 @@ from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
 from bench.gpu.fake.rounder import FakeRounder
 from fairlead_worker.model import loader
 from fairlead_worker.model.connect import connect
+from fairlead_worker.model.expert_checkpoint import ExpertForm, KeptExperts
 from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import int4, rows
-from fairlead_worker.model.lowbit.expert_checkpoint import ExpertForm, KeptExperts
 from fairlead_worker.model.lowbit.experts import Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
@@ -108,8 +108,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
-        patches.enter_context(patch("fairlead_worker.model.lowbit.expert_checkpoint.triton_product", lambda: FakeProduct(gpu)))
-        for name in ("lowbit.rows", "lowbit.expert_checkpoint", "loader"):
+        patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.triton_product", lambda: FakeProduct(gpu)))
+        for name in ("lowbit.rows", "expert_checkpoint", "loader"):
             patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
         patches.enter_context(
             patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))

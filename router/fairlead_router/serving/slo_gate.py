@@ -113,7 +113,7 @@ def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0
     `shared`: seconds of prefill ahead with what other routers have sent since the last report, 0: not known.
     """
     load, ahead = worker.load, max(worker.prefill_seconds(now), shared)
-    waiting = max(worker.unanswered, load.waiting)
+    waiting = max(worker.pending_prompts, load.waiting)
     if worker.runs_shortest_first and waiting:
         # A prompt behind n others goes once they got n times its work. The one in progress ends before; it counts with their mean.
         ahead = min(ahead, ahead / waiting + waiting * uncached / worker.rate)

@@ -194,9 +194,8 @@ def test_ranks_try_graphs_and_overlap_by_default(gpu: FakeGpu) -> None:
     """If the trial fails, all ranks free their graphs."""
     config, steps = WorkerConfig(model="file:///m", max_num_seqs=4, tensor_parallel_size=2), SchedulerConfig(512, max_num_seqs=4)
     runners, groups, sent = ranks_of(gpu, "llama")
-    assert choose_modes(config, runners[0], steps, 512) == StepModes(
-        "on", "on", piecewise_graphs="off: --tensor-parallel-size 2: rank 0 chooses graphs for decodes only"
-    )
+    no_pieces = "off: --tensor-parallel-size 2: rank 0 chooses graphs for decodes only"
+    assert choose_modes(config, runners[0], steps, 512) == StepModes("on", "on", piecewise_graphs=no_pieces)
     follow(sent, runners[1], groups[1])
     sent.messages.clear()
     with patch.object(trial._Trial, "compare", lambda self, modes: "other tokens"):

@@ -22,12 +22,12 @@ from fairlead_worker.model.adapters import register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
+from fairlead_worker.model.expert_checkpoint import KeptExperts, keep_experts
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections, tolerance_of
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
-from fairlead_worker.model.lowbit.expert_checkpoint import KeptExperts, keep_experts
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder

@@ -9,7 +9,7 @@ from tests.models import FAMILIES, build_model
 from tests.worker.exactness.families import MORE
 from tests.worker.model.lowbit.reference import ReferenceRounder
 
-from fairlead_worker.model.lowbit.expert_checkpoint import find_experts
+from fairlead_worker.model.expert_checkpoint import find_experts
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales, find_route
 from fairlead_worker.model.lowbit.rows import GROUP, Rounder, TorchRounder
 

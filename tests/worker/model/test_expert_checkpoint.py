@@ -29,10 +29,10 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from fairlead_worker.model import loader
+from fairlead_worker.model.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import checkpoint, expert_checkpoint
 from fairlead_worker.model.lowbit.checkpoint import reason_against
-from fairlead_worker.model.lowbit.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
 from fairlead_worker.model.lowbit.experts import LowBitExperts, PlainProduct, Scales, problem_of, trial_sizes
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder
