@@ -1,7 +1,7 @@
 """When the launches of a step with a prompt take longer than its kernels, on an H200, predicted as in `predicted_steps`.
 
 For each model: launches without graphs and as piecewise CUDA graphs, the device's time for chunks of the sizes that graphs may have, and
-the largest of them that waits for its launches. Nothing here is measured. `--write` puts the table into docs/benchmarks/gpu-model.md.
+the largest of them that waits for its launches. Nothing here is measured. `--write` puts the table into docs/benchmarks/gpu-launches.md.
 """
 
 import logging
@@ -10,13 +10,12 @@ from dataclasses import asdict
 
 import torch
 
-from bench.common.report import make_parser, write_report
+from bench.common.report import ROOT, make_parser, write_report
 from bench.gpu.fake.worker import fake_worker
 from bench.gpu.predicted_steps import (
     DEPTHS,
     LIMIT,
     PAGE,
-    PAGE_FILE,
     SHAPES,
     Prediction,
     continue_to,
@@ -29,6 +28,7 @@ from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.piecewise import SIZES, PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 
+PAGE_FILE = ROOT / "docs" / "benchmarks" / "gpu-launches.md"
 BEGIN, END = "<!-- begin of chunks -->", "<!-- end of chunks -->"
 SHOWN = (64, 256, 512, 1024, 2048)
 

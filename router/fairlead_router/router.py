@@ -206,7 +206,11 @@ class Router:
         match self.config.policy:
             case "PrefixAware":
                 config = self.config
-                index = IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
+                index = (
+                    IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
+                    if config.redis
+                    else None
+                )
                 return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set, config.console)
             case "LeastLoad":
                 return LeastLoad(self.table)

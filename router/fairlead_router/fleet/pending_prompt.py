@@ -7,7 +7,7 @@ from time import monotonic
 from fairlead_router.fleet.workers import Worker
 
 RECHECK_SECONDS = 0.25
-"""Seconds until a prompt is checked again that cannot be computed yet, because the worker's queue is long."""
+"""Seconds until a prompt is checked again that may not be computed yet."""
 
 
 class PendingPrompt:
@@ -15,7 +15,8 @@ class PendingPrompt:
 
     A stream begins when its prompt is computed. A whole answer begins at its end, and there is no earlier sign that its prompt is computed.
     So that prompt counts until the worker would have computed all prompts of this router at its measured rate, and reports fewer waiting
-    requests than this router has prompts there. If the worker is slower, its own reports show the rest as its backlog.
+    requests than this router has prompts there. If the worker is slower, its own reports show the rest as its backlog. Without a measured
+    rate the prompt counts until the answer.
     """
 
     def __init__(self, worker: Worker, tokens: int, streams: bool, on_computed: Callable[[], None]) -> None:
@@ -27,7 +28,8 @@ class PendingPrompt:
         self._timer = None if streams else asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        if self._worker.pending_prompts > self._worker.load.waiting:
+        load = self._worker.load
+        if load.prefill_rate > 0 and self._worker.pending_prompts > load.waiting:
             self.end()
         else:
             self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._expire)

@@ -45,16 +45,18 @@ class MirrorRouting:
         max_blocks: int | None,
         failures: Counter,
         trusts: Trust,
+        is_alone: bool = True,
         keep_candidates: bool = False,
     ) -> None:
-        """`max_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name.
+        """`max_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name. `is_alone`: there is
+        no other router, so this one knows all prompts in flight. Several, which all know a part of them, would gather a burst at one home.
         `keep_candidates`: choices have the workers that were compared."""
         self._table, self._redis, self._namespace, self._max_blocks = table, redis, namespace, max_blocks
         self._failures, self._trusts, self._keep_candidates = failures, trusts, keep_candidates
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
         self._sent = SentPrefixes()
-        self._in_flight = PromptsInFlight()
+        self._in_flight = PromptsInFlight() if is_alone else None
         self._size_check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -92,8 +94,9 @@ class MirrorRouting:
             self._sent.clear()
             shown = best.cached if best.address not in computing else (self.held(request, best.address) or 0)
             reservation = self.fleet.reserve(best.address, best.cost)
-            rest = request.hashes_of(worker)[shown // self._block_tokens(worker.address) :]
-            self._in_flight.add(reservation, worker.address, rest, monotonic())
+            if self._in_flight is not None:
+                rest = request.hashes_of(worker)[shown // self._block_tokens(worker.address) :]
+                self._in_flight.add(reservation, worker.address, rest, monotonic())
             return Choice(worker, best.cached, max(0, best.cached - shown), reservation=reservation, candidates=kept)
         cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
         self._sent.add(worker, self._block_tokens(worker.address), request.hashes_of(worker))
@@ -102,7 +105,8 @@ class MirrorRouting:
 
     def release(self, reservation: bytes) -> bool:
         """End a reservation: the answer has begun, or the attempt has failed. Return False if Redis made it."""
-        self._in_flight.remove(reservation)
+        if self._in_flight is not None:
+            self._in_flight.remove(reservation)
         return self.fleet.release(reservation)
 
     def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
@@ -211,8 +215,9 @@ class MirrorRouting:
     def _computing(self, held: Mapping[str, int], request: RoutingRequest) -> dict[str, int]:
         """Return the tokens by address that workers will hold beyond `held`, because this router has sent them a prompt with these."""
         found: dict[str, int] = {}
-        for hashes in request.chains:
-            found |= self._in_flight.extend(held, hashes, self._block_tokens, monotonic())
+        if self._in_flight is not None:
+            for hashes in request.chains:
+                found |= self._in_flight.extend(held, hashes, self._block_tokens, monotonic())
         return found
 
     def _block_tokens(self, address: str) -> int:

@@ -36,6 +36,8 @@ class IndexConfig:
     namespace: str
     mode: IndexMode = "auto"
     groups: int = 1
+    routers: int = 1
+    """Routers of the service."""
 
 
 class PrefixAware:
@@ -63,7 +65,7 @@ class PrefixAware:
         if index is not None and index.mode != "remote" and index.groups == 1:
             max_blocks = None if index.mode == "mirror" else AUTO_BLOCKS
             self._mirror = MirrorRouting(
-                table, index.redis, index.namespace, max_blocks, metrics.task_failures, self.trust, keep_candidates
+                table, index.redis, index.namespace, max_blocks, metrics.task_failures, self.trust, index.routers == 1, keep_candidates
             )
         fleet = self._mirror.fleet if self._mirror is not None else None
         self._unindexed = UnindexedWorkers(table, self._reader, fleet) if self._reader is not None else None

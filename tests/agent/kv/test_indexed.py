@@ -25,7 +25,7 @@ def test_the_index_shows_held_and_promised_blocks(seed: int, size: int, steps: i
         traffic.step()
         blocks.apply(decode(pool.take_events()))
         if resets and step == steps // 2:
-            blocks.doubt()
+            blocks.mark_uncertain()
             assert not index.held
             break
         chains = [*pool.chains().values(), list(PROMPT)]

@@ -31,7 +31,10 @@ async def test_a_burst_of_one_cold_prefix_spreads(fleet: Fleet, redis: RedisServ
     load = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
     workers = [await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=together, load=load, lease=60.0) for _ in range(WORKERS)]
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
-    routers = [await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode) for _ in range(ROUTERS)]
+    routers = [
+        await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode, router_replicas=ROUTERS)
+        for _ in range(ROUTERS)
+    ]
     policies = [router.server.router.policy for router in routers]
     for policy in policies:
         assert isinstance(policy, PrefixAware)
@@ -40,7 +43,7 @@ async def test_a_burst_of_one_cold_prefix_spreads(fleet: Fleet, redis: RedisServ
         worker.reports = False
     if away:
         redis.kill()
-    sent = [routers[number % ROUTERS].complete(f"{PREFIX} {number}", user=str(number)) for number in range(REQUESTS)]
+    sent = [routers[number % ROUTERS].complete(f"{PREFIX} {number}", user=str(number), stream=True) for number in range(REQUESTS)]
     done = await asyncio.gather(*sent)
     assert {answer.status_code for answer in done} == {200}
     taken = Counter(answer.headers["x-fairlead-pod"] for answer in done)
