@@ -142,19 +142,14 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         attention,
         compare,
         drafts,
-        experts,
-        fused,
         headline,
-        int4_layers,
         kernel_busy_time,
-        lora,
         memory,
         offline_batch,
         optimisation_gains,
         overlap,
         piecewise,
         prompt_arrival,
-        quantized,
         ranks,
         sampling,
         serving,
@@ -163,6 +158,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         transformers_match,
         worker_start,
     )
+    from bench.gpu.stages.layers import experts, fused, int4_layers, lora, quantized
 
     kinds, kit = set(compile.KINDS), Kit(device)
 

@@ -1,4 +1,4 @@
-"""When the launches of a step with a prompt take longer than its kernels, on an H200, predicted as in `predicted_steps`.
+"""Prompts whose launches take longer than their kernels, on an H200, predicted as in `predicted_steps`.
 
 For each model: launches without graphs and as piecewise CUDA graphs, the device's time for chunks of the sizes that graphs may have, and
 the largest of them that waits for its launches. Nothing here is measured. `--write` puts the table into docs/benchmarks/gpu-launches.md.

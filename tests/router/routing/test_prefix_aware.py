@@ -254,7 +254,7 @@ async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: F
     texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(3)]
     for worker in workers:
         worker.behaviour = together
-    done = await asyncio.gather(*(router.complete(f"{texts[number % 3]} question {number}") for number in range(9)))
+    done = await asyncio.gather(*(router.complete(f"{texts[number % 3]} question {number}", stream=True) for number in range(9)))
     assert {answer.status_code for answer in done} == {200}
     pods = [{done[number].headers["x-fairlead-pod"] for number in range(text, 9, 3)} for text in range(3)]
     assert all(len(each) == 1 for each in pods) and len(set.union(*pods)) == 2, pods

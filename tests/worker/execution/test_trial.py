@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.gpu.adapters import write_adapter
+from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import Replayed, filled_backend
 
 from fairlead.random_model import make_model

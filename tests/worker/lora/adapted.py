@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu.adapters import write_adapter
+from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import KERNELS, Replayed, filled_backend
 
 from fairlead.random_model import make_model

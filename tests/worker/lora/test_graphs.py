@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu.adapters import write_adapter
+from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import PAGE, Replayed, decodes, filled_backend
 from tests.worker.lora.adapted import TOLERANCE, World, folders, loaded, world
 from tests.worker.streams import Late, Thread

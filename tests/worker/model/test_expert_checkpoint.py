@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.gpu.low_bit_weights import narrow_experts
+from bench.gpu.models.low_bit_weights import narrow_experts
 from safetensors.torch import load_file, save_file
 from tests.models import FAMILIES
 from tests.worker.exactness.families import MORE

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.gpu.low_bit_weights import narrow_experts
+from bench.gpu.models.low_bit_weights import narrow_experts
 from tests.models import FAMILIES, build_model
 from tests.worker.exactness.families import MORE
 from tests.worker.model.lowbit.reference import ReferenceRounder

@@ -17,8 +17,8 @@ from fairlead_worker.model.probe import probe_layers
 
 LIMIT = 4096
 ROUNDS = 5
-DENSE = tuple(kind for kind in KINDS if kind != "experts")
-"""Kinds of a model without experts."""
+DENSE = tuple(kind for kind in KINDS if kind not in ("experts", "sums"))
+"""Kinds of a model without experts on one GPU."""
 
 
 def measure(device: Device) -> Iterator[dict[str, Any]]:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from bench.gpu.awq_checkpoint import AWQ, awq_numbers, save_awq
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
-from bench.gpu.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
 from bench.gpu.model import SHAPES, saved, scheduler_for, submit
+from bench.gpu.models.awq_checkpoint import AWQ, awq_numbers, save_awq
+from bench.gpu.models.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
 from fairlead_worker.execution.graphs import GraphedDecodes

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from bench.gpu import interpreter
 from bench.gpu.device import Device
-from bench.gpu.low_bit_weights import narrow_experts
+from bench.gpu.models.low_bit_weights import narrow_experts
 from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from bench.gpu.adapters import write_adapter
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
+from bench.gpu.models.adapters import write_adapter
 from bench.gpu.shared_model import Kit, recorded
 from bench.gpu.stages.overlap import decode
 from fairlead_worker.execution.graphs import GraphedDecodes

@@ -1,0 +1,1 @@
+"""Checkpoints and adapters that the stages make."""

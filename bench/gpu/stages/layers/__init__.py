@@ -1,0 +1,1 @@
+"""Stages of single kinds of layers."""
