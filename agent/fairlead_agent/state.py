@@ -27,8 +27,9 @@ SETTLE_SECONDS = 2.0
 """Seconds after the first byte of an answer in which the engine's events tell which blocks it has computed, also after a replay."""
 USUALLY_TAKEN = (COMPLETIONS, CHAT, RESPONSES, *POOLED)
 """Paths whose bodies have vLLM's `cache_salt` and `priority`, as far as an engine does not tell its fields."""
-RESERVED_SECONDS = 0.25
-"""Age up to which a request is no part of the reported backlog: the reservation of its router counts until then (as in heartbeat.lua)."""
+RESERVED_SECONDS = 0.2
+"""Age up to which a request is no part of the reported backlog: the reservation of its router counts until then (0.25 s from the choice in
+heartbeat.lua, and it was chosen a little before it came here)."""
 PROMISED_BLOCKS = 4096
 """Most promised blocks of an engine that does not tell its KV blocks."""
 
@@ -40,6 +41,8 @@ class Pending(msgspec.Struct, eq=False):
     streamed: bool
     began: float
     """Monotonic seconds."""
+    computed_at: float = 0.0
+    """When the engine should have computed it by the measured pace, monotonic seconds; 0: the pace is not known."""
     promise: Promise | None = None
     """Its blocks in the index."""
 
@@ -83,6 +86,9 @@ class Agent:
         self.arrivals = ArrivalRate()
         self._pending: dict[Pending, None] = {}
         """Requests without an answer, the oldest first."""
+        self._computed_until = 0.0
+        """When the engine should have computed all prompts by the measured pace, monotonic seconds."""
+        self._scraped_at = 0.0
 
     @property
     def is_serving(self) -> bool:
@@ -111,7 +117,7 @@ class Agent:
         gaps = stats.token_gaps - self.stats.token_gaps
         if gaps > 0 and self.stats.started == stats.started:
             self.step_seconds = max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds) / gaps
-        self.stats, self.engine_metrics = stats, text
+        self.stats, self.engine_metrics, self._scraped_at = stats, text, time.monotonic()
         if self.publisher is not None:
             self.publisher.report(self.load())
 
@@ -152,6 +158,8 @@ class Agent:
         now, hashes = time.monotonic(), self.hashes_of(tokens, model, salt)
         self.arrivals.record(now)
         pending = Pending(self.uncached_tokens(tokens, hashes), streamed, now)
+        if rate := self.pace.tokens_per_second:
+            pending.computed_at = self._computed_until = max(self._computed_until, now) + pending.tokens / rate
         if generates and self.indexed is not None:
             pending.promise = self.indexed.promise(hashes)
         self._pending[pending] = None
@@ -173,9 +181,22 @@ class Agent:
                 pending.promise.withdraw()
 
     def backlog_tokens(self, now: float) -> int:
-        """Return the prompt tokens that the engine has yet to compute, less what it has probably computed since the last first token."""
-        tokens = sum(pending.tokens for pending in self._pending if now - pending.began > RESERVED_SECONDS)
-        return max(0, tokens - round(self.pace.computed_since(now)))
+        """Return the prompt tokens that the engine has yet to compute, as far as is known.
+
+        A stream begins when its prompt is computed: its tokens count until then, less what was probably computed since the last first
+        token.
+        A whole answer begins at its end: its tokens count while as many requests wait in the engine, and for the time of the pace.
+        """
+        old = [pending for pending in self._pending if now - pending.began > RESERVED_SECONDS]
+        streamed = sum(pending.tokens for pending in old if pending.streamed) - self.pace.computed_since(now)
+        return round(max(0.0, streamed) + sum(self._uncomputed_of_whole(pending, now) for pending in old if not pending.streamed))
+
+    def _uncomputed_of_whole(self, pending: Pending, now: float) -> float:
+        if self.stats.waiting >= len(self._pending):
+            return pending.tokens
+        if pending.computed_at:
+            return min(pending.tokens, max(0.0, pending.computed_at - now) * self.pace.tokens_per_second)
+        return 0 if not self.stats.waiting and self._scraped_at > pending.began + RESERVED_SECONDS else pending.tokens
 
     def load(self) -> WorkerLoad:
         """Return the load as the index has it."""

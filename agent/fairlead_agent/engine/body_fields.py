@@ -12,9 +12,8 @@ def read_body_fields(document: Any) -> dict[str, frozenset[str]]:
     paths = _get(document, "paths")
     for path, item in paths.items() if isinstance(paths, dict) else ():
         schema = _get(item, "post", "requestBody", "content", _JSON, "schema")
-        fields = _fields(schema, document, 0)
-        if fields:
-            found[path] = fields
+        if isinstance(schema, dict):
+            found[path] = _fields(schema, document, 0)
     return found
 
 
@@ -26,6 +25,8 @@ def _fields(schema: Any, document: Any, depth: int) -> frozenset[str]:
     for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(alternatives, list) and alternatives:
             return frozenset.intersection(*(_fields(each, document, depth + 1) for each in alternatives))
+    if isinstance(parts := schema.get("allOf"), list):
+        return frozenset().union(*(_fields(each, document, depth + 1) for each in parts))
     properties = schema.get("properties")
     return frozenset(properties) if isinstance(properties, dict) else frozenset()
 

@@ -70,7 +70,7 @@ class IndexedBlocks:
 
     def promise(self, hashes: Sequence[int]) -> Promise | None:
         """Show the blocks of a prompt that the engine gets. Return None for a prompt without blocks, and while too many are promised."""
-        if not len(hashes) or len(self._promised) >= self._max_promised:
+        if not len(hashes) or len(self._promised) + len(hashes) > self._max_promised:
             return None
         if fresh := list(hashes[(known := self.count(hashes)) :]):
             self._sink.store(fresh, hashes[known - 1] if known else 0)  # a root is no block of the index

@@ -59,6 +59,8 @@ class FleetReader:
         self._addresses: dict[bytes, str] = {}  # by slot
         self.soonest = StartOrder()
         """Addresses of the workers, sorted by how soon each can start a prompt. Reservations count immediately."""
+        self.others_changed_at = float("-inf")
+        """When another router last reserved or released, as far as is known here, monotonic seconds."""
         self._read_at = float("-inf")
         self._is_answering = False
         self._next_read_at = 0.0
@@ -193,6 +195,8 @@ class FleetReader:
         self._stream_position, position = reply[0], _parse_position(reply[0])
         for _, change in sent:
             change.position = position
+        if reply[1:]:
+            self.others_changed_at = time.monotonic()
         for packed in reply[1:]:
             for at in range(0, len(packed), CHANGE_BYTES):
                 tokens = struct.unpack_from("<d", packed, at + 11)[0]

@@ -16,7 +16,7 @@ class PendingPrompt:
     A stream begins when its prompt is computed. A whole answer begins at its end, and there is no earlier sign that its prompt is computed.
     So that prompt counts until the worker would have computed all prompts of this router at its measured rate, and reports fewer waiting
     requests than this router has prompts there. If the worker is slower, its own reports show the rest as its backlog. Without a measured
-    rate the prompt counts until the answer.
+    rate it counts until a later report.
     """
 
     def __init__(self, worker: Worker, tokens: int, streams: bool, on_computed: Callable[[], None]) -> None:
@@ -24,12 +24,14 @@ class PendingPrompt:
         self._worker, self._tokens, self._on_computed = worker, tokens, on_computed
         self._is_pending = True
         worker.begin_prompt(tokens)
-        seconds = worker.prefill_until - monotonic()
+        self._began = monotonic()
+        seconds = worker.prefill_until - self._began
         self._timer = None if streams else asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        load = self._worker.load
-        if load.prefill_rate > 0 and self._worker.pending_prompts > load.waiting:
+        worker = self._worker
+        known = worker.load.prefill_rate > 0 or worker.load_at > self._began
+        if known and worker.pending_prompts > worker.load.waiting:
             self.end()
         else:
             self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._expire)

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 AUTO_BLOCKS = 2_000_000
 """Largest fleet that `auto` mirrors, in blocks of KV capacity. A block takes about 90 bytes if no two workers hold the same one."""
 SIZE_CHECK_SECONDS = 1.0
+ALONE_SECONDS = 60.0
+"""Time without a reservation of another router after which this one counts as alone."""
 MAX_UNINDEXED = 4
 """Workers of a large fleet, the soonest by this router's own view, that are considered in case the index lacks them."""
 
@@ -215,7 +217,7 @@ class MirrorRouting:
     def _computing(self, held: Mapping[str, int], request: RoutingRequest) -> dict[str, int]:
         """Return the tokens by address that workers will hold beyond `held`, because this router has sent them a prompt with these."""
         found: dict[str, int] = {}
-        if self._in_flight is not None:
+        if self._in_flight is not None and monotonic() - self.fleet.others_changed_at > ALONE_SECONDS:
             for hashes in request.chains:
                 found |= self._in_flight.extend(held, hashes, self._block_tokens, monotonic())
         return found

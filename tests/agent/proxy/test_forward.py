@@ -15,6 +15,7 @@ from tests.agent.stand_in_engine import FORMAT, StandInEngine
 from tests.servers.redis_server import free_port
 
 from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
+from fairlead_agent.engine.metrics import EngineStats
 from fairlead_agent.proxy.app import HUNG_SECONDS
 from fairlead_agent.state import RESERVED_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
@@ -273,7 +274,7 @@ async def test_the_backlog_leaves_out_what_is_reserved_or_probably_computed(tmp_
     async with pair(tmp_path) as (_, agent):
         state = agent.agent
         first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=True, generates=False) for _ in range(2))
-        assert state.backlog_tokens(second.began + RESERVED_SECONDS) < 2000, "routers have reservations for it"
+        assert state.backlog_tokens(second.began + RESERVED_SECONDS - 0.01) < 2000, "routers have reservations for it"
         assert state.backlog_tokens(second.began + 1) == 2000
         state.pace.tokens_per_second = 800.0
         assert state.backlog_tokens(first.began + 1) == 1200, "since the engine began"
@@ -281,6 +282,26 @@ async def test_the_backlog_leaves_out_what_is_reserved_or_probably_computed(tmp_
         state.answered(first, True)
         assert state.backlog_tokens(second.began + 0.3) == pytest.approx(1000 - 0.3 * 800, abs=40), "since the first token"
         state.answered(second, False)
+        assert state.backlog_tokens(second.began + 1) == 0
+
+
+async def test_the_backlog_leaves_out_prompts_of_whole_answers_once_they_are_computed(tmp_path: Path) -> None:
+    """Such an answer begins only at its end, after all of its tokens."""
+    async with pair(tmp_path) as (_, agent):
+        state = agent.agent
+        state.set_stats(EngineStats(waiting=0), b"")
+        unknown = state.begin(list(range(1000)), "stand-in", "", streamed=False, generates=False)
+        assert state.backlog_tokens(unknown.began + 1) == 1000, "no pace is known, and the engine has not been scraped since"
+        state._scraped_at = unknown.began + 0.5
+        assert state.backlog_tokens(unknown.began + 1) == 0, "nothing waits in the engine"
+        state.pace.tokens_per_second = 500.0
+        first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=False, generates=False) for _ in range(2))
+        assert state.backlog_tokens(first.began + 1) == pytest.approx(1500, abs=40)
+        assert state.backlog_tokens(first.began + 5) == 0
+        state.set_stats(EngineStats(waiting=3), b"")
+        assert state.backlog_tokens(first.began + 5) == 3000, "as many wait in the engine"
+        for pending in (unknown, first, second):
+            state.answered(pending, True)
         assert state.backlog_tokens(second.began + 1) == 0
 
 
