@@ -10,6 +10,7 @@ import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 
+from fairlead_worker.scheduler.config import POLICIES
 from fairlead_worker.scheduler.plan import StepResult
 
 
@@ -82,7 +83,7 @@ def test_a_decode_keeps_its_row() -> None:
         assert all(now is then for now, then in zip(machine.step().rows, rows, strict=True))
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_memory_is_flat(policy: str) -> None:
     """Objects that the collector knows, after each of three thousand requests of new prompts, roots and ids."""
     machine = EngineModel(256, 4, policy=policy, max_num_seqs=64)
