@@ -145,6 +145,7 @@ def choose_modes(
 ) -> StepModes:
     """Return how the engine runs its steps, after a trial of what is wanted. `context`: tokens of the longest sequence."""
     from fairlead_worker.execution.graphs import unsupported_reason
+    from fairlead_worker.execution.piecewise import SIZES
     from fairlead_worker.execution.trial import try_modes
     from fairlead_worker.weights.progress import no_progress
 
@@ -158,7 +159,8 @@ def choose_modes(
     elif no_overlap and config.overlap == "on":
         logger.warning("--overlap on is ignored: %s", no_overlap)
     adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
-    no_pieces = "" if config.limits.piecewise_graph_tokens else "--limits piecewise_graph_tokens=0"
+    most = config.limits.piecewise_graph_tokens
+    no_pieces = "" if most >= SIZES[0] else f"--limits piecewise_graph_tokens={most} is below the smallest size, {SIZES[0]}"
     if config.tensor_parallel_size > 1:
         no_pieces = f"--tensor-parallel-size {config.tensor_parallel_size}: rank 0 chooses graphs for decodes only"
     recorded = runner.pieces is not None

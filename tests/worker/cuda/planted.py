@@ -16,6 +16,7 @@ import torch
 from fairlead_worker.execution import draft, graphs, host, overlap, stream
 from fairlead_worker.execution.graphs import CudaRecorder, _Graph
 from fairlead_worker.execution.host import CudaHostStore
+from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels import flashinfer, transfer
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
@@ -133,9 +134,10 @@ def graph_reads_freed_memory(patch: Patch) -> None:
     """An input of a graph is replaced by a new tensor, and replays read the old address: the commonest fault of CUDA graphs in PyTorch."""
     record = _Graph.record
 
-    def record_and_replace(self: Any, *args: Any) -> None:
-        record(self, *args)
+    def record_and_replace(self: Any, *args: Any) -> Any:
+        recorded = record(self, *args)
         self._inputs = replace(self._inputs, tokens=self._inputs.tokens.clone())
+        return recorded
 
     patch.setattr(_Graph, "record", record_and_replace)
 
@@ -158,9 +160,12 @@ def placeholders_on_another_stream(patch: Patch) -> None:
     """
     edit(
         patch,
-        overlap.OverlappedRunner,
-        "launch",
-        ("            fill()\n", "            with torch.cuda.stream(torch.cuda.Stream()):\n                fill()\n"),
+        ModelRunner,
+        "run",
+        (
+            "            fill()\n        return",
+            "            with torch.cuda.stream(torch.cuda.Stream()):\n                fill()\n        return",
+        ),
     )
 
 

@@ -118,7 +118,8 @@ def test_sums_in_the_run_before_a_capture(monkeypatch: Patch) -> None:
 
 def test_a_capture_that_other_threads_can_break(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
     """`capture_error_mode="global"` beside the threads of NCCL: vllm-project/vllm#46253."""
-    edit(monkeypatch, CudaRecorder, "__init__", ('"global" if group is None else "thread_local"', '"global"'))
+    mode = '"thread_local" if group is not None or torch.distributed.is_initialized() else "global"'
+    edit(monkeypatch, CudaRecorder, "__init__", (mode, '"global"'))
     with rank_engine() as (engine, _, _):
         assert engine.runner.graphs is not None and not engine.runner.graphs.is_recorded
         assert "an event query of the watchdog, on another thread" in caplog.text

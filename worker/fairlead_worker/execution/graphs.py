@@ -71,10 +71,10 @@ class CudaRecorder:
     """
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group`: of a sharded model."""
+        """`group`: of a sharded model; None: of a whole one, also a draft model beside a sharded one."""
         self._group = group
         # Of a sharded model, threads of NCCL and of torch's watchdog use CUDA during a capture (vllm-project/vllm#46253).
-        self._mode = "global" if group is None else "thread_local"
+        self._mode = "thread_local" if group is not None or torch.distributed.is_initialized() else "global"
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 

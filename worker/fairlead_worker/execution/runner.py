@@ -1,5 +1,6 @@
 """Model runner: executes a step plan and returns the sampled tokens."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -41,6 +42,8 @@ from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.weights.progress import Progress, no_progress
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -265,12 +268,13 @@ def make_runner(
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
-    failure = adapter_failure = verification_failure = ""  # of a capture
+    failure = adapter_failure = verification_failure = draft_failure = ""  # of a capture
+    if not loaded.generates:
+        graph_rows = piece_tokens = 0
     if draft is not None or loaded.ranks > 1 or not loaded.generates:
         kept_prompts = 0
     if steps is not None:
         graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
-    if steps is not None:
         piece_tokens = min(piece_tokens, StepLimits.from_config(steps, page_size).tokens)
     pieces = PieceSizes(piece_tokens if loaded.ranks == 1 else 0)  # `build.choose_modes` reports this to the user
     verifies = steps is not None and steps.speculative_method != "none"
@@ -313,15 +317,16 @@ def make_runner(
             slots = None if adapters is None else adapters.slots
 
             def record() -> object:
-                nonlocal failure, adapter_failure, verification_failure
+                nonlocal failure, adapter_failure, verification_failure, draft_failure
                 shared = group if model is loaded else None  # a draft model is whole, on rank 0
                 verified = verifies and model is loaded
                 graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots, verified, shared)
+                if model is not loaded:
+                    draft_failure = "" if graphs is None else graphs.failure
+                    return graphs
                 if graphs is not None:
                     failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                     verification_failure = verification_failure or graphs.verification_failure
-                if model is not loaded:
-                    return graphs
                 return graphs, record_pieces(graphs, tried.forward, tried.backend, loaded.max_model_len, pieces, progress)
 
             return measure_allocation(memory, record)
@@ -333,6 +338,8 @@ def make_runner(
             room = max(0, room - taken)
         if failure:  # each failed capture leaves its memory allocated in some releases of torch
             graph_rows = drafted_rows = 0
+        if draft_failure:  # only of rank 0: graphs of the ranks stay
+            drafted_rows = 0
     progress("cache", 0)
     pages = kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes
     if group is not None:
@@ -352,7 +359,8 @@ def make_runner(
         draft_forward = choose_forward(draft, draft_backend, native_decoder)
         drafter = Drafter(draft_forward, draft, draft_backend, loaded.vocabulary_size)
         drafter.graphs = _graphs(draft_forward, draft_backend, drafted_rows, loaded.max_model_len, progress)
-        failure = failure or ("" if drafter.graphs is None else drafter.graphs.failure)
+        if drafter.graphs is not None and drafter.graphs.failure:
+            draft_failure, drafter.graphs = drafter.graphs.failure, None
     runner = ModelRunner(
         loaded,
         kv_backend,
@@ -374,7 +382,7 @@ def make_runner(
         failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
         verification_failure = verification_failure or runner.graphs.verification_failure
     runner.pieces = record_pieces(runner.graphs, runner.forward, kv_backend, loaded.max_model_len, pieces, progress)
-    runner.graph_failure = failure or adapter_failure or verification_failure or pieces.failure
+    runner.graph_failure = failure or adapter_failure or verification_failure or draft_failure or pieces.failure
     return runner
 
 
@@ -388,7 +396,10 @@ def _graphs(
     verifies: bool = False,
     group: Group | None = None,
 ) -> GraphedDecodes | None:
-    """Return recorded graphs for up to `rows` decodes; None where the backend cannot have them."""
+    """Return recorded graphs for up to `rows` decodes; None where the backend, or that of another rank, cannot have them."""
+    if rows and group is not None and (reason := group.agree(unsupported_reason(backend))):
+        logger.warning("decodes run without CUDA graphs%s", reason)
+        return None
     graphs = graphs_for(forward, backend, rows, context, slots=slots, verifies=verifies, group=group)
     if graphs is not None:
         graphs.capture(progress)

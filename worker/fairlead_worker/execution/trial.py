@@ -105,16 +105,15 @@ def try_modes(
     recorded = [each.is_recorded for each in (runner.graphs, None if drafter is None else drafter.graphs) if each is not None]
     wanted = Modes(bool(recorded) and all(recorded), overlap, runner.pieces is not None)
     if wanted == PLAIN or not config.generates:
+        _drop_graphs(runner)  # nothing runs untried
         return Outcome(PLAIN)
     began = clock()
     trial = _Trial(runner, config, context, adapter, progress, lambda: clock() - began > MAX_SECONDS)
     modes, failure = _choose(trial, wanted)
     if not modes.graphs:
-        runner.graphs = None
-        if drafter is not None:
-            drafter.graphs = None
-        if runner.followers is not None:
-            runner.followers.drop_graphs()
+        pieces = runner.pieces
+        _drop_graphs(runner)
+        runner.pieces = pieces
     if not modes.pieces:
         runner.pieces = None
     if trial.has_raised:
@@ -124,6 +123,14 @@ def try_modes(
     else:
         logger.info("%s give the tokens of plain steps for %d requests (%.1f s)", _name(modes), trial.count, clock() - began)
     return Outcome(modes, failure)
+
+
+def _drop_graphs(runner: ModelRunner) -> None:
+    recorded, runner.graphs, runner.pieces = runner.graphs, None, None
+    if runner.drafter is not None:
+        runner.drafter.graphs = None
+    if recorded is not None and runner.followers is not None:
+        runner.followers.drop_graphs()
 
 
 def _choose(trial: "_Trial", wanted: Modes) -> tuple[Modes, str]:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.rows import rounder
-from fairlead_worker.model.lowbit.stored import Stored, find_stored, stored_class, take_stored
+from fairlead_worker.model.lowbit.stored import COMPRESSED, Stored, find_stored, stored_class, take_stored
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
@@ -157,6 +157,9 @@ def load_model(
             experts.leave_out(config)
     limit = context_length(uri, config, max_model_len)
     packed = None if packing is None else find_stored(uri, folder, files, packing, dtype, torch.device(device))
+    if group is not None and packing is not None and not group.least(int(packed is not None and packed.keep)):
+        # One rank cannot keep 4 bits, so that none does: they would compute in different dtypes.
+        packed = None if packed is None or packing.method == COMPRESSED else replace(packed, keep=False)
     torch_dtype = choose_dtype(uri, "bfloat16" if packed and packed.keep else dtype, config, torch.device(device))
     native_quantization = (
         quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"

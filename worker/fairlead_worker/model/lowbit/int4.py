@@ -115,6 +115,11 @@ def kernels(device: torch.device) -> Kernels:
             layer = _sample(device, inputs, group, made)
             if not torch.equal(layer.widened(), widen(layer.weight, layer.pairs)):
                 raise RuntimeError("its widened numbers differ")
+            if tiles_of(inputs) == 8:
+                rows = torch.randn(MANY, inputs, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
+                want = rows.float() @ layer.numbers().T
+                if not ((int4.multiply(rows, layer.weight, layer.pairs).float() - want).norm() / want.norm()).item() <= OFF:
+                    raise RuntimeError("its products differ")
     except Exception as error:  # Triton raises its own kinds
         logger.warning("4-bit weights are widened by torch for more than %d rows: Triton: %s: %s", ROWS, type(error).__name__, error)
         return plain
