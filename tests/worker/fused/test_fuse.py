@@ -42,7 +42,7 @@ def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **overrides: Any)
     return model
 
 
-DENSE = tuple(kind for kind in KINDS if kind != "experts")
+DENSE = tuple(kind for kind in KINDS if kind not in ("experts", "sums"))
 FUSED = {family: () if family == "gpt2" else DENSE for family in FAMILIES}
 
 
