@@ -26,11 +26,11 @@ from fairlead_worker.execution.forward import ModuleForward
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.model import expert_checkpoint
 from fairlead_worker.model.fused import fuse, norms
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.fused.sums import SummedNorm
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.model.lowbit import expert_checkpoint
 from fairlead_worker.model.lowbit.experts import ExpertWeights, Route
 from fairlead_worker.sampling import draw, sampler
 

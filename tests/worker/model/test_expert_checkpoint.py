@@ -28,10 +28,10 @@ from tests.worker.model.lowbit.test_checkpoint import AUTO_FP8, BLOCKS, Alone, e
 from transformers import AutoConfig, PreTrainedModel
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from fairlead_worker.model import loader
+from fairlead_worker.model import expert_checkpoint, loader
 from fairlead_worker.model.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import checkpoint, expert_checkpoint
+from fairlead_worker.model.lowbit import checkpoint
 from fairlead_worker.model.lowbit.checkpoint import reason_against
 from fairlead_worker.model.lowbit.experts import LowBitExperts, PlainProduct, Scales, problem_of, trial_sizes
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear

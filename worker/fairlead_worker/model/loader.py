@@ -143,29 +143,30 @@ def load_model(
     config = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
-    files = _check_weights(uri, folder)
-    named: dict[str, Any] = {}
-    keeps, experts, packing = False, None, None
-    if stored:
-        stored_dtype = choose_dtype(uri, dtype, config, torch.device(device))
-        experts = keep_experts(config, folder, files, stored_dtype, torch.device(device), ranks)
-        keeps = keeps_fp8(config, stored_dtype, torch.device(device), ranks, experts is not None)
-        named = read_arguments(uri, config, keeps)
-        check_stored(uri, quantization, config)
-        packing = packing_of(uri, config)
-        if experts is not None:
-            experts.leave_out(config)
     limit = context_length(uri, config, max_model_len)
-    packed = None if packing is None else find_stored(uri, folder, files, packing, dtype, torch.device(device))
-    if group is not None and packing is not None and not group.least(int(packed is not None and packed.keep)):
-        # One rank cannot keep 4 bits, so that none does: they would compute in different dtypes.
-        packed = None if packed is None or packing.method == COMPRESSED else replace(packed, keep=False)
-    torch_dtype = choose_dtype(uri, "bfloat16" if packed and packed.keep else dtype, config, torch.device(device))
+    torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     native_quantization = (
         quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
+    files = _check_weights(uri, folder)
+    named: dict[str, Any] = {}
+    keeps, experts, packed = False, None, None
+    if stored:
+        experts = keep_experts(config, folder, files, torch_dtype, torch.device(device), ranks)
+        keeps = keeps_fp8(config, torch_dtype, torch.device(device), ranks, experts is not None)
+        named = read_arguments(uri, config, keeps)
+        check_stored(uri, quantization, config)
+        packing = packing_of(uri, config)
+        if experts is not None:
+            experts.leave_out(config)
+        packed = None if packing is None else find_stored(uri, folder, files, packing, dtype, torch.device(device))
+        if group is not None and packing is not None and not group.least(int(packed is not None and packed.keep)):
+            # One rank cannot keep 4 bits, so that none does: they would compute in different dtypes.
+            packed = None if packed is None or packing.method == COMPRESSED else replace(packed, keep=False)
+        if packed is not None and packed.keep:
+            torch_dtype = choose_dtype(uri, "bfloat16", config, torch.device(device))
     given = named if stored else quantize_arguments(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
     progress("config", 100)
