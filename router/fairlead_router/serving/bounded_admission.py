@@ -65,6 +65,14 @@ class BoundedRequest:
         bound, shortest = self.service_class.ttft_bound(worker.uncached), self.service_class.ttft_bound(0)
         return min(share * shortest, share * bound - worker.uncached / worker.rate) - self.elapsed
 
+    def margin(self, worker: WorkerEstimate) -> float:
+        """Return by how many seconds it meets its bound at the worker."""
+        return self.slack(worker) - worker.wait
+
+    def is_too_long(self, worker: WorkerEstimate) -> bool:
+        """Return whether even an idle worker like this one would be late, had the request arrived now."""
+        return self.elapsed + self.slack(worker) < 0
+
     def is_within_itl(self, worker: WorkerEstimate) -> bool:
         return worker.step_seconds <= self.service_class.itl_bound
 
@@ -132,26 +140,29 @@ class BoundedAdmission:
         if booking is None:
             self._cached_first.record(request.priority, cost, request.prompt_tokens, now)
         cheapest = [worker for worker in able if worker.uncached == cost]
-        best = max(cheapest or usable, key=lambda worker: request.slack(worker) - worker.wait)
-        wait, slack = best.wait + ahead, request.slack(best)
-        bound = request.service_class.ttft_bound(best.uncached)
+        best = max(cheapest or usable, key=request.margin)
+        if request.is_too_long(best):
+            if any(worker.is_idle for worker in usable) and not ahead:
+                return ADMITTED  # it delays no request there, and updates the measured rate
+            # A worker that caches the prompt may be fast enough, but have the longer queue.
+            best = max((worker for worker in usable if not request.is_too_long(worker)), key=request.margin, default=best)
+        wait, bound = best.wait + ahead, request.service_class.ttft_bound(best.uncached)
         expected = request.elapsed + wait + best.uncached / best.rate
-        if request.elapsed + slack < 0:
-            # On an idle worker it delays no request, and updates the measured rate.
-            return ADMITTED if any(worker.is_idle for worker in usable) and not ahead else Verdict("too_long", 0, expected, bound)
+        if request.is_too_long(best):
+            return Verdict("too_long", 0, expected, bound)
         planned = max(0.0, request.slack(best, PLANNED_SHARE))
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
         # The least wait is one worker's, and bookings share all: theirs is the median, which a few stuck workers do not move.
         shared = max(wait, ahead + median_low(worker.wait for worker in usable))
         own_rate = share * total_rate
-        turn = self._cached_first.next_turn(cost, request.prompt_tokens, now)
+        turn = self._cached_first.next_turn(request.priority, cost, request.prompt_tokens, own_rate, now)
         is_outbid = turn > planned  # it may wait for so long anyway
         if booking is not None and booking.at <= now:
             is_kept = wait <= request.slack(best, RETURN_SHARE)
             self.ledger.close(booking, is_kept)
             if is_kept:
                 return ADMITTED
-            turn = 0.0  # it had its turn
+            turn, is_outbid = 0.0, False  # it had its turn
         elif not is_outbid and self.ledger.fits(demand, shared, total_rate, now, wait):
             if booking is not None:
                 self.ledger.close(booking, kept=True)

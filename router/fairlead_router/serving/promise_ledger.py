@@ -149,11 +149,14 @@ class _Timeline:
             self._room[index] = min(bookings[index].demand.slack - before[index], later)
 
     def first_whole_second(self, demand: Demand, earliest: float) -> int:
-        """Return the first whole second from now, at least 1 and at least `earliest`, at which the demand can start."""
-        seconds = max(1, math.ceil(earliest))
+        """Return the first whole second from now, at least 1 and at least `earliest`, at which the demand can start.
+
+        It is at most MAX_SECONDS + 1: a backlog can be infinite, because rates are whatever a worker reports.
+        """
+        seconds = max(1, math.ceil(min(earliest, MAX_SECONDS + 1)))
         for index, (begin, end) in enumerate(pairwise((*self._starts, math.inf))):
             at = begin + max(0.0, self._after[index] - demand.slack)
-            seconds = max(seconds, math.ceil(at - self._now - 1e-9))
+            seconds = max(seconds, math.ceil(min(at - self._now - 1e-9, MAX_SECONDS + 1)))
             if self._now + seconds < end and self._takes(index, self._now + seconds, demand):
                 break
         return seconds

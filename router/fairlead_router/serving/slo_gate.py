@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from time import monotonic
+from typing import Final
 
 from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
@@ -18,6 +19,10 @@ Predict = Callable[[RoutingRequest], Mapping[str, int]]
 """Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
 PrefillSeconds = Callable[[str], float]
 """Return the seconds of prefill ahead at a worker as all routers together know it, by its address; 0: not known."""
+
+MOST_SENT_SECONDS: Final = 4.0
+"""Most seconds of prefill that count without a report of the worker: as many as a router sends ahead (`AHEAD_SECONDS`). The index is not
+trusted: without a limit, one forged record refuses the requests of all classes at an idle worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0
 
     `shared`: seconds of prefill ahead with what other routers have sent since the last report, 0: not known.
     """
-    load, ahead = worker.load, max(worker.prefill_seconds(now), shared)
+    load, ahead = worker.load, worker.prefill_seconds(now)
+    ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS))
     waiting = max(worker.pending_prompts, load.waiting)
     if worker.runs_shortest_first and waiting:
         # A prompt behind n others goes once they got n times its work. The one in progress ends before; it counts with their mean.

@@ -1,10 +1,13 @@
 """Admission by bounds in simulated time: goodput under overload, and whether the promises of rejections hold."""
 
+import math
+
 import pytest
 from tests.router.serving.simulated_service import CHAT, RATE, run
 
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, WorkerEstimate
+from fairlead_router.serving.promise_ledger import MAX_SECONDS
 
 SECONDS = 40.0
 
@@ -61,13 +64,30 @@ def test_the_worker_that_holds_the_prompt_counts_with_its_bound_and_its_work() -
     assert BoundedAdmission().decide(request(elapsed=1.5), [cold], 0, 0.0).rejection == "late", "so does the time since the arrival"
 
 
-def test_a_prompt_that_is_too_long_for_its_bound_runs_only_where_it_disturbs_nobody() -> None:
+def test_a_prompt_that_is_too_long_for_its_bound_runs_only_where_it_delays_no_request() -> None:
     strict = request(ServiceClass(name="strict", ttft_milliseconds=100))
     busy, idle = WorkerEstimate(0.01, RATE, 4000), WorkerEstimate(0.0, RATE, 4000, is_idle=True)
     verdict = BoundedAdmission().decide(strict, [busy], 0, 0.0)
     assert (verdict.rejection, verdict.retry_after, verdict.bound) == ("too_long", 0, 0.1) and verdict.expected == pytest.approx(1.01)
     assert BoundedAdmission().decide(strict, [busy, idle], 0, 0.0).rejection == ""
     assert BoundedAdmission().decide(strict, [WorkerEstimate(9.0, 0.0, 4000)], 0, 0.0).rejection == "", "an unknown rate may be fast"
+
+
+def test_a_prompt_that_a_busy_worker_caches_is_late_and_not_too_long() -> None:
+    """It can be admitted once that worker is free, while status 400 tells the client not to send it again."""
+    strict = request(ServiceClass(name="strict", ttft_milliseconds=100))
+    cold, cached = WorkerEstimate(0.01, RATE, 4000), WorkerEstimate(100.0, RATE, 40)
+    verdict = BoundedAdmission().decide(strict, [cold, cached], 0, 0.0)
+    assert (verdict.rejection, verdict.retry_after, verdict.bound) == ("late", 100, 0.1) and verdict.expected == pytest.approx(100.01)
+    idle = WorkerEstimate(0.0, RATE, 4000, is_idle=True)
+    assert BoundedAdmission().decide(strict, [idle, cached], 0, 0.0).rejection == "", "an idle worker computes it at once"
+
+
+@pytest.mark.parametrize("wait", [1e9, math.inf])
+def test_a_wait_without_end_has_the_longest_promise(wait: float) -> None:
+    admission = BoundedAdmission()
+    verdict = admission.decide(request(), [WorkerEstimate(wait, RATE, 100)], 0, 0.0)
+    assert (verdict.rejection, verdict.retry_after) == ("late", MAX_SECONDS) and not len(admission.ledger)
 
 
 def test_workers_with_long_steps_are_avoided_and_reject_if_all_are_slow() -> None:

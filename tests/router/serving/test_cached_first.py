@@ -1,6 +1,7 @@
 """Prompts with a cached context go first while requests are refused, and only then; the others do not starve."""
 
 import heapq
+import math
 import random
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,9 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClasses
-from fairlead_router.serving.bounded_admission import RETURN_SHARE, BoundedAdmission, BoundedRequest, WorkerEstimate
+from fairlead_router.serving.bounded_admission import RETURN_SHARE, BoundedAdmission, BoundedRequest, Verdict, WorkerEstimate
 from fairlead_router.serving.cached_first import HORIZON_SECONDS, CachedFirst
-from fairlead_router.serving.slo_gate import ClassTerms, SloGate, estimate_worker, used_share
+from fairlead_router.serving.slo_gate import MOST_SENT_SECONDS, ClassTerms, SloGate, estimate_worker, used_share
 
 PROMPT = 2000
 TURN = 400
@@ -37,34 +38,44 @@ class Kind:
     waits: list[int] = field(default_factory=list)
     """`Retry-After` of those with a booking."""
     broken: int = 0
+    admitted_at: list[float] = field(default_factory=list)
 
 
-def play(seconds: float, turns: float, begins: float, returns: bool, admission: BoundedAdmission) -> tuple[Kind, Kind]:
-    """Serve `turns` continuing and `begins` new prompts a second at one worker. `returns`: rejected new ones come back as told."""
+def play(
+    seconds: float,
+    turns: float,
+    begins: float,
+    returns: float,
+    admission: BoundedAdmission,
+    prompt: int = PROMPT,
+    turns_end: float = math.inf,
+) -> tuple[Kind, Kind]:
+    """Serve `turns` continuing and `begins` new prompts a second at one worker. `returns`: share of rejected new ones that come back."""
     rng, continuing, new = random.Random(0), Kind(), Kind()
     arrivals: list[tuple[float, str, int, bool]] = []
-    for name, rate in (("turn", turns), ("new", begins)):
+    for name, rate, end in (("turn", turns, min(seconds, turns_end)), ("new", begins, seconds)):
         at, number = 0.0, 0
-        while rate and (at := at + rng.expovariate(rate)) < seconds:
+        while rate and (at := at + rng.expovariate(rate)) < end:
             arrivals.append((at, name, number, False))
             number += 1
     heapq.heapify(arrivals)
     free_at = 0.0
     while arrivals and arrivals[0][0] < seconds:
         now, name, number, is_booked = heapq.heappop(arrivals)
-        kind, tokens = (continuing, TURN) if name == "turn" else (new, PROMPT)
+        kind, tokens = (continuing, TURN * prompt // PROMPT) if name == "turn" else (new, prompt)
         kind.offered += not is_booked
         wait = max(0.0, free_at - now)
-        request = BoundedRequest((name, number), "", 0, CHAT, prompt_tokens=PROMPT, cached=PROMPT - tokens)
+        request = BoundedRequest((name, number), "", 0, CHAT, prompt_tokens=prompt, cached=prompt - tokens)
         verdict = admission.decide(request, [WorkerEstimate(wait, RATE, tokens)], 0, now)
         if verdict.rejection:
             kind.broken += is_booked
-            if returns and name == "new" and admission.ledger.find(request.key) is not None:
+            if name == "new" and rng.random() < returns and admission.ledger.find(request.key) is not None:
                 kind.waits.append(verdict.retry_after)
                 heapq.heappush(arrivals, (now + verdict.retry_after, name, number, True))
             continue
         free_at = now + wait + tokens / RATE
         kind.admitted += 1
+        kind.admitted_at.append(now)
         kind.good += wait <= RETURN_SHARE * CHAT.ttft_bound(0)
     return continuing, new
 
@@ -74,7 +85,7 @@ def test_beyond_capacity_prompts_with_a_cached_context_go_before_new_ones(monkey
 
     def served() -> float:
         """Return the share of the capacity that the turns get."""
-        continuing, _ = play(60.0, 1.2 * RATE / TURN, 3 * RATE / PROMPT, False, BoundedAdmission())
+        continuing, _ = play(60.0, 1.2 * RATE / TURN, 3 * RATE / PROMPT, 0.0, BoundedAdmission())
         return continuing.good * TURN / (60.0 * RATE)
 
     with_rule = served()
@@ -84,7 +95,7 @@ def test_beyond_capacity_prompts_with_a_cached_context_go_before_new_ones(monkey
 
 def test_below_capacity_and_among_equals_nothing_is_refused_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(turns: float, begins: float) -> list[int]:
-        return [kind.admitted for kind in play(30.0, turns, begins, False, BoundedAdmission())]
+        return [kind.admitted for kind in play(30.0, turns, begins, 0.0, BoundedAdmission())]
 
     cases = ((0.4 * RATE / TURN, 0.4 * RATE / PROMPT), (0.0, 3 * RATE / PROMPT), (3 * RATE / TURN, 0.0))
     found = [outcome(*case) for case in cases]
@@ -94,7 +105,7 @@ def test_below_capacity_and_among_equals_nothing_is_refused_for_it(monkeypatch: 
 
 def test_a_new_conversation_that_returns_as_told_is_admitted_however_many_turns_arrive() -> None:
     """Turns alone need 1.5 times the capacity. A new prompt goes once a thirty-second of the capacity has computed those before it."""
-    continuing, new = play(200.0, 1.5 * RATE / TURN, 0.05, True, BoundedAdmission())
+    continuing, new = play(200.0, 1.5 * RATE / TURN, 0.05, 1.0, BoundedAdmission())
     seconds = 32 * PROMPT / RATE
     assert new.offered >= 5 and continuing.admitted < 0.75 * continuing.offered
     assert new.good == new.admitted and new.broken <= 1, "turns whose clients never return make promises less exact"
@@ -102,15 +113,22 @@ def test_a_new_conversation_that_returns_as_told_is_admitted_however_many_turns_
     assert new.admitted >= new.offered - 2, "only those whose turn comes after the end are missing"
 
 
+def test_new_prompts_get_the_capacity_as_soon_as_cached_demand_ends() -> None:
+    """For 30 s the turns need nearly everything, and new prompts 1.5 times the capacity. Then there are only new prompts."""
+    _, new = play(60.0, 0.97 * RATE / 100, 1.5 * RATE / 500, 0.5, BoundedAdmission(), prompt=500, turns_end=30.0)
+    served = 500 * sum(at >= 30.0 for at in new.admitted_at)
+    assert served > 0.7 * 30 * RATE, "half of the clients come back"
+
+
 def wait_after_one(rule: CachedFirst, priority: int, tokens: float, rate: float, now: float = 0.0) -> float:
     """Return how long the second of two equal prompts of 1,000 tokens waits for its turn."""
     rule = deepcopy(rule)
     rule.take_turn(priority, tokens, 1000, rate, now)
-    return rule.next_turn(tokens, 1000, now)
+    return rule.next_turn(priority, tokens, 1000, rate, now)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5000)), max_size=50), st.integers(0, 2))
-def test_equal_shares_and_less_urgent_requests_outbid_no_one(prompts: list[tuple[int, int]], priority: int) -> None:
+def test_equal_shares_and_less_urgent_requests_outbid_nothing(prompts: list[tuple[int, int]], priority: int) -> None:
     rule = CachedFirst()
     rule.record_refusal(0.0)
     for tokens, cached in prompts:
@@ -166,7 +184,70 @@ def test_a_turn_comes_once_a_thirty_second_of_the_capacity_has_computed_those_be
     rule.record_refusal(10.0)
     for tokens in prompts:
         rule.take_turn(0, tokens, tokens, RATE, 10.0)
-    assert rule.next_turn(1, 1, 10.0) == pytest.approx(32 * sum(prompts) / RATE) and rule.next_turn(1, 1, 1e9) == 0
+    seconds = 32 * sum(prompts) / RATE
+    assert rule.next_turn(0, 1, 1, RATE, 10.0) == pytest.approx(seconds)
+    assert rule.next_turn(0, 1, 1, RATE, 12.0) == pytest.approx(max(0.0, seconds - 2)), "it comes closer"
+    assert rule.next_turn(0, 1, 1, RATE, 1e9) == 0
+
+
+def test_turns_of_less_urgent_requests_do_not_delay_urgent_ones() -> None:
+    rule = CachedFirst()
+    rule.record_refusal(0.0)
+    for priority in (-100, 0):
+        rule.record(priority, 2 * RATE * HORIZON_SECONDS, 20 * RATE * HORIZON_SECONDS, 0.0)
+    for _ in range(6):
+        rule.take_turn(0, 2000, 2000, RATE, 0.0)
+    seconds = 32 * 2000 / RATE
+    assert rule.next_turn(-100, 2000, 2000, RATE, 0.0) == 0 and rule.next_turn(0, 2000, 2000, RATE, 0.0) == pytest.approx(6 * seconds)
+    rule.take_turn(-100, 2000, 2000, RATE, 0.0)
+    assert rule.next_turn(-100, 2000, 2000, RATE, 0.0) == pytest.approx(seconds)
+    assert rule.next_turn(0, 2000, 2000, RATE, 0.0) == pytest.approx(7 * seconds)
+    assert rule.next_turn(-100, 2000, 2000, RATE, 3.0) == pytest.approx(seconds - 3), "the most urgent are computed first"
+    assert rule.next_turn(0, 2000, 2000, RATE, 3.0) == pytest.approx(7 * seconds - 3), "and only once"
+
+
+def test_the_turns_of_an_urgent_class_are_its_own() -> None:
+    """Cached prompts of both classes need everything, and many less urgent new prompts have turns."""
+    admission, cached = BoundedAdmission(), WorkerEstimate(0.1, RATE, TURN)
+
+    def decide(key: str, priority: int, held: int, worker: WorkerEstimate) -> Verdict:
+        return admission.decide(BoundedRequest(key, "", priority, CHAT, prompt_tokens=PROMPT, cached=held), [worker], 0, 0.0)
+
+    for number in range(80):
+        decide(f"turn {number}", -100 * (number % 2), PROMPT - TURN, cached)
+    decide("late", 0, PROMPT - TURN, replace(cached, wait=9.0))
+    busy = WorkerEstimate(0.1, RATE, PROMPT)
+    verdicts = [decide(f"new {number}", 0, 0, busy) for number in range(6)]
+    assert verdicts[-1].rejection == "outbid" and verdicts[-1].retry_after > 60
+    assert not decide("urgent", -100, 0, busy).rejection
+
+
+def test_a_broken_promise_takes_no_second_turn() -> None:
+    admission, cached = BoundedAdmission(), WorkerEstimate(0.1, RATE, TURN)
+
+    def decide(key: str, held: int, worker: WorkerEstimate, now: float) -> Verdict:
+        return admission.decide(BoundedRequest(key, "", 0, CHAT, prompt_tokens=PROMPT, cached=held), [worker], 0, now)
+
+    def fill(now: float) -> None:
+        for number in range(80):
+            decide(f"turn {now} {number}", PROMPT - TURN, cached, now)
+        decide(f"late {now}", PROMPT - TURN, replace(cached, wait=9.0), now)
+
+    def turn(now: float) -> float:
+        return deepcopy(admission._cached_first).next_turn(0, PROMPT, PROMPT, RATE, now)
+
+    busy = WorkerEstimate(0.1, RATE, PROMPT)
+    fill(0.0)
+    assert not decide("first", 0, busy, 0.0).rejection
+    told = [decide(f"new {number}", 0, busy, 0.0) for number in range(3)]
+    assert [each.rejection for each in told] == ["outbid"] * 3
+    now = told[0].retry_after
+    for second in range(2, now + 1):
+        fill(second)
+    before = turn(now)
+    verdict = decide("new 0", 0, replace(busy, wait=5.0), now)
+    assert (verdict.rejection, verdict.retry_after) == ("late", 5) and admission.ledger.broken == 1
+    assert before > 0 and turn(now) == pytest.approx(before)
 
 
 def test_the_router_says_why_it_refuses_and_counts_it() -> None:
@@ -222,8 +303,25 @@ def test_what_other_routers_have_sent_counts_before_a_report_shows_it() -> None:
         check(1)
 
 
+@pytest.mark.parametrize("forged", [1e6, math.inf, math.nan])
+def test_a_forged_backlog_in_the_index_delays_requests_by_four_seconds_at_most(forged: float) -> None:
+    """Else one record makes an idle fleet refuse all classes with `Retry-After: 600`."""
+    worker = Worker("a:1", monotonic)
+    worker.load = WorkerLoad(prefill_rate=1000.0)
+    table = cast(WorkerTable, type("Table", (), {"usable": lambda *_: [worker]})())
+    gate = SloGate(table, Metrics(WorkerTable()), ServiceClasses([CHAT]), lambda request: {}, lambda address: forged)
+    now = worker.load_at
+    assert estimate_worker(worker, 100, now, forged).wait <= MOST_SENT_SECONDS
+    patient = CHAT.model_copy(update={"ttft_milliseconds": 5000})
+    gate.check(ClassTerms(patient, RoutingRequest(100), 0, monotonic(), "", 0), 0)
+    if forged == forged:
+        with pytest.raises(ApiError) as caught:
+            gate.check(ClassTerms(CHAT, RoutingRequest(100), 0, monotonic(), "", 1), 0)
+        assert caught.value.status == 429 and "Try again in 4 s." in str(caught.value)
+
+
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 2000), st.booleans()), min_size=1, max_size=80))
-def test_whoever_returns_as_told_is_served_within_32_times_the_work_before_it(arrivals: list[tuple[float, int, bool]]) -> None:
+def test_a_request_that_returns_as_told_is_served_within_32_times_the_work_before_it(arrivals: list[tuple[float, int, bool]]) -> None:
     """Whatever arrives. Each: seconds since the one before, uncached tokens, and whether the rest of the prompt is cached."""
     admission, at, free_at, before = BoundedAdmission(), 0.0, 0.0, 0.0
     events: list[tuple[float, int, int, int, bool]] = []
