@@ -27,13 +27,25 @@ SHAPES: dict[str, dict[str, int]] = {
     "8b-short": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32, "vocab_size": 128_256},
     "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
     "tiny": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
-}
+    "qwen": {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "vocab_size": 151_936,
+        "head_dim": 128,
+    },
+    "tiny-qwen": {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000, "head_dim": 64,
+    },
+}  # fmt: skip
 """Llama 3.1 8B's, with 8 KV heads, and the same with a quarter of its layers; with 2 a small one of the same vocabulary, and one for dry
-runs. Heads of 128, 64 and 64."""
+runs. Heads of 128, 64 and 64. Qwen3-0.6B's with 8 KV heads, and with 2 one of its kind for dry runs."""
 
 
 def kv_heads(shape: str) -> int:
-    return 8 if shape.startswith("8b") else 2
+    return 8 if shape.startswith(("8b", "qwen")) else 2
+
+
+def head_dim(shape: str) -> int:
+    sizes = SHAPES[shape]
+    return sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
 
 
 def save_llama(device: Device, folder: Path, shape: str) -> Path:
@@ -45,11 +57,9 @@ def save_llama(device: Device, folder: Path, shape: str) -> Path:
 
 def save_qwen(device: Device, folder: Path) -> Path:
     """As `save_llama`, of Qwen3-0.6B's shape; on a CPU a tiny one of its kind."""
-    tiny = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    large = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
-    sizes: dict[str, Any] = {**(tiny if device.tiny else large), "head_dim": 64 if device.tiny else 128}
-    vocabulary = 1000 if device.tiny else 151_936
-    return _save(device, folder, Qwen3Config(**sizes, vocab_size=vocabulary, max_position_embeddings=POSITIONS, tie_word_embeddings=True))
+    shape = "tiny-qwen" if device.tiny else "qwen"
+    heads = {"num_key_value_heads": kv_heads(shape), "max_position_embeddings": POSITIONS, "tie_word_embeddings": True}
+    return _save(device, folder, Qwen3Config(**SHAPES[shape], **heads))
 
 
 def _save(device: Device, folder: Path, config: Any) -> Path:
@@ -76,8 +86,8 @@ def saved(device: Device, shape: str) -> Iterator[Path]:
 def weight_bytes(shape: str) -> tuple[int, int]:
     """Of the layers in bfloat16, and of the head, which a chunk needs for one token alone. Of the embeddings a step takes some rows."""
     sizes = SHAPES[shape]
-    hidden, kv = sizes["hidden_size"], kv_heads(shape) * sizes["hidden_size"] // sizes["num_attention_heads"]
-    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * sizes["intermediate_size"]
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"] + kv_heads(shape)
+    layer = 2 * hidden * heads * head_dim(shape) + 3 * hidden * sizes["intermediate_size"]
     return 2 * sizes["num_hidden_layers"] * layer, 2 * hidden * sizes["vocab_size"]
 
 

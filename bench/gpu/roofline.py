@@ -1,12 +1,13 @@
 """What a device allows: memory bandwidth and FLOP/s, by its data sheet or, for other devices, as torch's copy and product reach them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bench.gpu.device import Device
-from bench.gpu.model import SHAPES, kv_heads, weight_bytes
+from bench.gpu.model import SHAPES, head_dim, kv_heads, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Rates:
     def seconds(self, moved: float, flops: float) -> float:
         """Return the shortest time in which a device moves so many bytes and does so many FLOPs."""
         return max(moved / self.bytes_per_s, flops / self.flops_per_s)
+
+    def share(self, work: tuple[float, float], seconds: float) -> float:
+        """Return the shortest time of `work` (bytes and FLOPs) as a share of `seconds`."""
+        return self.seconds(*work) / seconds
 
 
 SHEETS = {
@@ -61,19 +66,29 @@ def measure(device: Device) -> Rates:
 def decode_work(shape: str, batch: int, context: float) -> tuple[float, float]:
     """Return bytes (weights and KV, each read once) and FLOPs of a step of `batch` decodes at `context` tokens each, in bfloat16."""
     sizes, weights = SHAPES[shape], sum(weight_bytes(shape))
-    hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
-    kv = 2 * 2 * layers * kv_heads(shape) * hidden // sizes["num_attention_heads"]  # bytes of a token
-    return weights + batch * context * kv, batch * (weights + 4 * layers * hidden * context)
+    each = sizes["num_hidden_layers"] * head_dim(shape)
+    kv = 2 * 2 * each * kv_heads(shape)  # bytes of a token
+    return weights + batch * context * kv, batch * (weights + 4 * each * sizes["num_attention_heads"] * context)
 
 
 def prefill_work(shape: str, tokens: int) -> tuple[float, float]:
     """Return bytes (weights) and FLOPs of a prompt of `tokens` in one step; the head computes one token."""
     sizes, (weights, head) = SHAPES[shape], weight_bytes(shape)
-    attention = 4 * sizes["num_hidden_layers"] * sizes["hidden_size"] * tokens * (tokens + 1) / 2
+    attention = 4 * sizes["num_hidden_layers"] * sizes["num_attention_heads"] * head_dim(shape) * tokens * (tokens + 1) / 2
     return weights + head, weights * tokens + head + attention
+
+
+def requests_work(shape: str, requests: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return bytes and FLOPs of requests as (prompt, new tokens) in the fewest steps: all prompts in one, then decodes of all together."""
+    prompts = [prefill_work(shape, prompt) for prompt, _ in requests]
+    moved, flops = prompts[0][0], sum(flops for _, flops in prompts)
+    for step in range(1, max(new for _, new in requests)):
+        contexts = [prompt + step for prompt, new in requests if new > step]
+        more = decode_work(shape, len(contexts), sum(contexts) / len(contexts))
+        moved, flops = moved + more[0], flops + more[1]
+    return moved, flops
 
 
 def beside_roofline(row: dict[str, Any], rates: Rates, work: tuple[float, float], seconds: float) -> dict[str, Any]:
     """Return `row` with the shortest possible time of `work`, and that time as a share of `seconds`."""
-    shortest = rates.seconds(*work)
-    return row | {"roofline_ms": shortest * 1e3, "of_roofline": shortest / seconds}
+    return row | {"roofline_ms": rates.seconds(*work) * 1e3, "of_roofline": rates.share(work, seconds)}

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 
 from bench.gpu.device import Device
-from bench.gpu.model import SHAPES, saved
+from bench.gpu.model import saved
+from bench.gpu.roofline import rates_of
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.serving import START_SECONDS, ask, worker
 from bench.other_servers.process import free_port
@@ -40,19 +41,20 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     if not found:
         yield {"what": "comparison", "ok": True, "left_out": "neither vllm nor sglang is installed in this environment"}
         return
+    rates = rates_of(device)
     kit.drop()
     shape, rounds = ("8b", ((1, 1024, 64), (64, 1024, 64))) if not device.tiny else ("tiny", ((2, 20, 4),))
     with saved(device, shape) as model:
         own: list[dict[str, Any]] = []
         with worker(device, model) as served:
             for streams in rounds:
-                own.append(ask(served.url, model.name, SHAPES[shape]["vocab_size"], *streams))
+                own.append(ask(served.url, model.name, shape, rates, *streams))
                 yield own[-1] | {"with": "fairlead"}
         for name in found:
             try:
                 with server(device, name, model) as url:
                     for streams, mine in zip(rounds, own, strict=True):
-                        row = ask(url, model.name, SHAPES[shape]["vocab_size"], *streams)
+                        row = ask(url, model.name, shape, rates, *streams)
                         ratios = {f"{key}_of_{name}": mine[key] / row[key] for key in ("ttft_ms", "itl_ms", "output_tokens_per_s")}
                         yield row | {"with": name} | ratios
             except Exception as error:  # its own, for example of a GPU that it does not support

@@ -1,4 +1,7 @@
-"""Stage: a chain of drafted tokens on the device, beside the same chain whose tokens the host reads one by one."""
+"""Stage: a chain of drafted tokens on the device, beside the same chain whose tokens the host reads one by one.
+
+The roofline is of the chain on the device; the other way is only compared with it.
+"""
 
 from array import array
 from collections.abc import Iterator
@@ -7,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu.device import Device
+from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import PAGE, Kit
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.ipc.messages import Sampling
@@ -29,7 +33,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     """For some batches: whether both draft the same tokens, and milliseconds of a chain. The model is its own draft model."""
     batches, context = ((1, 8, 32), 1024) if device.cuda else ((1, 3), 40)
     pages = batches[-1] * -(-(context + LENGTH) // PAGE)
-    runner = kit.shared(pages, batches[-1])
+    runner, rates, shape = kit.shared(pages, batches[-1]), rates_of(device), "tiny" if device.tiny else "8b"
     for rows in batches:
         plan = draft_plan(rows, context, min(512, runner.loaded.vocabulary_size))
         times, drafts = [], []
@@ -39,7 +43,9 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             drafts.append([row.draft for row in read(drafter, plan).rows])
             times.append(device.seconds(lambda drafter=drafter, plan=plan: read(drafter, plan)) * 1e3)  # type: ignore[misc]  # defaults
         what = f"{LENGTH} draft tokens for {rows} rows at a context of {context}"
-        yield {"what": what, "ok": drafts[0] == drafts[1], "ms": times[0], "ms_read_by_host": times[1], "graphs": runner.graphs is not None}
+        row = {"what": what, "ok": drafts[0] == drafts[1], "ms": times[0], "ms_read_by_host": times[1], "graphs": runner.graphs is not None}
+        moved, flops = decode_work(shape, rows, context + LENGTH / 2)
+        yield beside_roofline(row, rates, (LENGTH * moved, LENGTH * flops), times[0] / 1e3)
 
 
 def read(drafter: Drafter, plan: StepPlan) -> StepPlan:

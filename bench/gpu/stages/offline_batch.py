@@ -11,15 +11,18 @@ from typing import Any
 
 from bench.gpu.device import Device
 from bench.gpu.loop import Loop
+from bench.gpu.roofline import beside_roofline, rates_of, requests_work
 from bench.gpu.shared_model import Kit
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
-    """Output tokens a second of all requests, plain and with steps ahead and graphs."""
+    """Output tokens a second of all requests, plain and with steps ahead and graphs, beside the fewest steps that these requests take."""
     requests, least, most = (256, 100, 1024) if not device.tiny else (4, 5, 12)
     draw = random.Random(0)
     prompts = [[draw.randint(0, 10_000 if not device.tiny else 900) for _ in range(draw.randint(least, most))] for _ in range(requests)]
     lengths = [draw.randint(least, most) for _ in range(requests)]
+    rates, shape = rates_of(device), "tiny-qwen" if device.tiny else "qwen"
+    work = requests_work(shape, [(len(prompt), length) for prompt, length in zip(prompts, lengths, strict=True)])
     runner = kit.runner("qwen", requests * -(-2 * most // 16) + 64, requests)
     graphs = runner.graphs
     try:
@@ -41,7 +44,8 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
                 "seconds": seconds,
                 "graphs": runner.graphs is not None,
             }
-            yield row | {"tokens_per_s": sum(counts) / seconds, "ok": counts == lengths}
+            row |= {"tokens_per_s": sum(counts) / seconds, "ok": counts == lengths}
+            yield beside_roofline(row, rates, work, seconds)
     finally:
         runner.graphs = graphs
         kit.drop()

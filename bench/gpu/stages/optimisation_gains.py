@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.gpu.device import Device, median
 from bench.gpu.model import scheduler_for, submit
+from bench.gpu.roofline import Rates, beside_roofline, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import Kit, make, recorded
 from bench.gpu.stages.overlap import decode, restore_torch
 from fairlead_worker.execution.batch_invariance import configure_torch
@@ -33,6 +34,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     batches, context, new = ((1, 16, 64), 2048, 32) if not device.tiny else ((1, 2), 24, 4)
     shape, prompt = ("tiny", 64) if device.tiny else ("8b", 8192)
     pages = batches[-1] * -(-(context + new + 16) // 16) + prompt // 16 + 64
+    rates = rates_of(device)
     kit.drop()  # a smaller one: there are three beside each other
     runner = kit.runner(shape, pages, batches[-1])
     graphs, runner.graphs = runner.graphs, None
@@ -51,33 +53,38 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     yield {"what": "everything", "graphs": graphs is not None, "fused": ", ".join(runner.loaded.fused) or "projections"}
     try:
         for batch in batches:
-            yield from table(device, ways, batch, context, new)
-        yield from chunks(device, runner, unfused, prompt)
-        yield from deterministic(device, runner, batches, context, new)
+            yield from table(device, ways, shape, rates, batch, context, new)
+        yield from chunks(device, runner, unfused, shape, rates, prompt)
+        yield from deterministic(device, runner, shape, rates, batches, context, new)
     finally:
         restore_torch()
         del runner, graphs, unfused, reference, ways
         kit.drop()
 
 
-def table(device: Device, ways: dict[str, Way], batch: int, context: int, new: int) -> Iterator[dict[str, Any]]:
+def table(device: Device, ways: dict[str, Way], shape: str, rates: Rates, batch: int, context: int, new: int) -> Iterator[dict[str, Any]]:
     """Decodes of one batch: turns that alternate, the median of each way. A way that takes long has one turn."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 if device.tiny else TURNS):
         for name, way in ways.items():
-            if turn and rates[name][0] < rates["everything"][0] / 8:
+            if turn and found[name][0] < found["everything"][0] / 8:
                 continue
             way.runner.graphs = way.graphs
             seconds, _ = decode(device, way.runner, batch, context, new, way.overlap)
             way.runner.graphs = None
-            rates[name].append(batch * (new - 1) / seconds)
-    on = median(rates["everything"])
+            found[name].append(batch * (new - 1) / seconds)
+    on, work = median(found["everything"]), decode_work(shape, batch, context + new / 2)
     for name in list(ways)[1:]:
-        off = median(rates[name])
-        yield {"what": f"{name}, decode, batch {batch}", "off_tokens_per_s": off, "on_tokens_per_s": on, "worth": on / off}
+        yield off_and_on(f"{name}, decode, batch {batch}", rates, work, batch, batch / median(found[name]), batch / on)
 
 
-def chunks(device: Device, runner: ModelRunner, unfused: ModelRunner, prompt: int) -> Iterator[dict[str, Any]]:
+def off_and_on(what: str, rates: Rates, work: tuple[float, float], tokens: int, off: float, on: float) -> dict[str, Any]:
+    """A row: tokens a second without an optimisation and with it, each beside the roofline; `off`, `on`: seconds of `work`."""
+    row = {"what": what, "off_tokens_per_s": tokens / off, "on_tokens_per_s": tokens / on, "worth": off / on}
+    return row | {"off_of_roofline": rates.share(work, off), "on_of_roofline": rates.share(work, on)}
+
+
+def chunks(device: Device, runner: ModelRunner, unfused: ModelRunner, shape: str, rates: Rates, prompt: int) -> Iterator[dict[str, Any]]:
     """One prompt, whole and in chunks, and whole with nothing fused."""
 
     def through(tested: ModelRunner, chunk: int) -> Callable[[], None]:
@@ -91,23 +98,23 @@ def chunks(device: Device, runner: ModelRunner, unfused: ModelRunner, prompt: in
 
     whole = device.seconds(through(runner, 0), 3)
     off = device.seconds(through(unfused, 0), 3)
-    yield {
-        "what": f"fused layers, a prompt of {prompt}",
-        "off_tokens_per_s": prompt / off,
-        "on_tokens_per_s": prompt / whole,
-        "worth": off / whole,
-    }
+    work = prefill_work(shape, prompt)
+    yield off_and_on(f"fused layers, a prompt of {prompt}", rates, work, prompt, off, whole)
     for chunk in (4096, 2048, 1024, 512, 256) if not device.tiny else (32,):
         cut = device.seconds(through(runner, chunk), 3)
-        yield {"what": f"a prompt of {prompt} in chunks of {chunk}", "tokens_per_s": prompt / cut, "of_whole": whole / cut}
+        row = {"what": f"a prompt of {prompt} in chunks of {chunk}", "tokens_per_s": prompt / cut, "of_whole": whole / cut}
+        yield beside_roofline(row, rates, (work[0] * -(-prompt // chunk), work[1]), cut)  # each chunk reads the weights
 
 
-def deterministic(device: Device, runner: ModelRunner, batches: tuple[int, ...], context: int, new: int) -> Iterator[dict[str, Any]]:
+def deterministic(
+    device: Device, runner: ModelRunner, shape: str, rates: Rates, batches: tuple[int, ...], context: int, new: int
+) -> Iterator[dict[str, Any]]:
     """Off and on, without graphs, which it has none of."""
-    before = {batch: batch * (new - 1) / decode(device, runner, batch, context, new, True)[0] for batch in batches}
+    before = {batch: decode(device, runner, batch, context, new, True)[0] / (new - 1) for batch in batches}
     configure_torch(device.device)
     fix_rows(runner.loaded.model)
     runner.backend.batch_invariant = True  # type: ignore[attr-defined]  # FlashInfer's
     for batch, off in before.items():
-        on = batch * (new - 1) / decode(device, runner, batch, context, new, True)[0]
-        yield {"what": f"--deterministic, decode, batch {batch}", "off_tokens_per_s": off, "on_tokens_per_s": on, "worth": on / off}
+        on = decode(device, runner, batch, context, new, True)[0] / (new - 1)
+        work = decode_work(shape, batch, context + new / 2)
+        yield off_and_on(f"--deterministic, decode, batch {batch}", rates, work, batch, off, on)

@@ -11,7 +11,7 @@ from bench.gpu.device import Device, median
 from bench.gpu.loop import Loop
 from bench.gpu.model import scheduler_for, submit, weight_bytes
 from bench.gpu.report import beside
-from bench.gpu.roofline import rates_of
+from bench.gpu.roofline import Rates, beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.step_time import roofline
 from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, configure_torch
@@ -40,9 +40,9 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         row = _row(device, runner, graphs, batch, context, new, shape, rates["gb_per_s"], sheet.bytes_per_s)
         plain[batch] = row["plain_tokens_per_s"]
         yield row
-    yield _chunk(device, runner, 8128 if not device.tiny else 24, shape, rates["tflops"])
+    yield _chunk(device, runner, 8128 if not device.tiny else 24, shape, rates["tflops"], sheet)
     try:
-        yield from _deterministic(device, runner, context, new, plain)
+        yield from _deterministic(device, runner, shape, sheet, context, new, plain)
     finally:
         restore_torch()
         del runner, graphs
@@ -86,7 +86,7 @@ def _row(
     return beside(row, "best_of_bar", least=0.75)
 
 
-def _chunk(device: Device, runner: ModelRunner, tokens: int, shape: str, tflops: float) -> dict[str, Any]:
+def _chunk(device: Device, runner: ModelRunner, tokens: int, shape: str, tflops: float, sheet: Rates) -> dict[str, Any]:
     """A row: one prompt in one step."""
     scheduler = scheduler_for(runner, chunked_prefill_size=0)
     submit(scheduler, 0, range(10, 10 + tokens), Sampling(max_tokens=1, temperature=0, ignore_eos=True))
@@ -96,10 +96,13 @@ def _chunk(device: Device, runner: ModelRunner, tokens: int, shape: str, tflops:
     work = weight_bytes(shape)[0] * tokens + 4 * heads * tokens * (tokens + 1) / 2
     ideal = work / (tflops * 1e12)
     row = {"what": f"a chunk of {tokens}", "seconds": seconds, "tokens_per_s": tokens / seconds, "of_ideal": ideal / seconds}
-    return beside(row | {"of_roofline": work / BAR_OPERATIONS_PER_S / seconds}, "of_roofline", least=0.6)
+    row |= {"of_roofline": work / sheet.flops_per_s / seconds, "of_bar": work / BAR_OPERATIONS_PER_S / seconds}
+    return beside(row, "of_bar", least=0.6)
 
 
-def _deterministic(device: Device, runner: ModelRunner, context: int, new: int, plain: dict[int, float]) -> Iterator[dict[str, Any]]:
+def _deterministic(
+    device: Device, runner: ModelRunner, shape: str, sheet: Rates, context: int, new: int, plain: dict[int, float]
+) -> Iterator[dict[str, Any]]:
     """Of the same model and pages, which are so from now on."""
     configure_torch(device.device)
     fix_rows(runner.loaded.model)
@@ -111,7 +114,8 @@ def _deterministic(device: Device, runner: ModelRunner, context: int, new: int, 
         yield {"what": "deterministic", "kept": False, "said": str(error)}
     for batch, before in plain.items():
         rate = batch * (new - 1) / decode(device, runner, batch, context, new, overlap=False)[0]
-        yield {"what": f"decode, batch {batch}, deterministic", "tokens_per_s": rate, "of_plain": rate / before}
+        row = {"what": f"decode, batch {batch}, deterministic", "tokens_per_s": rate, "of_plain": rate / before}
+        yield beside_roofline(row, sheet, decode_work(shape, batch, context + new / 2), batch / rate)
 
 
 def restore_torch() -> None:

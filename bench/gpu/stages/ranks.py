@@ -1,13 +1,18 @@
-"""Stage: a model over two GPUs, if there are two: with CUDA graphs and overlap, and without, the same text, and 64 streams at once."""
+"""Stage: a model over two GPUs, if there are two: with CUDA graphs and overlap, and without, the same text, and 64 streams at once.
+
+The roofline is of both GPUs together; sums between them are not counted.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import torch
 
 from bench.gpu.device import Device
-from bench.gpu.model import SHAPES, saved
+from bench.gpu.model import saved
+from bench.gpu.roofline import rates_of
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.serving import ask, worker
 
@@ -31,6 +36,8 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     if reason := lacking(device):
         yield {"what": f"{RANKS} ranks", "said": reason}
         return
+    one = rates_of(device)
+    rates = replace(one, bytes_per_s=RANKS * one.bytes_per_s, flops_per_s=RANKS * one.flops_per_s)
     kit.drop()
     shape, answers = "8b", dict[str, str]()
     with saved(device, shape) as model:
@@ -42,7 +49,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
                     body = {"model": model.name, "prompt": list(range(300, 364)), "max_tokens": SAME_TOKENS, "temperature": 0}
                     answer = httpx.post(f"{served.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60).raise_for_status()
                     answers[what] = answer.json()["choices"][0]["text"]
-                    row = ask(served.url, model.name, SHAPES[shape]["vocab_size"], 64, 1024, 128)
+                    row = ask(served.url, model.name, shape, rates, 64, 1024, 128)
                     yield row | {"what": f"{RANKS} ranks, {row['what']}", "with": what}
             except Exception as error:  # whatever it dies of: the other flags may tell something yet
                 yield {"what": f"{RANKS} ranks, {what}", "ok": False, "said": str(error)[-600:]}

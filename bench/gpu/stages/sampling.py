@@ -1,4 +1,7 @@
-"""Stages: the sampler on the device chooses what the sampler on the CPU chooses, from the same logits and seeds; and what it costs."""
+"""Stages: the sampler on the device chooses what the sampler on the CPU chooses, from the same logits and seeds; and what it costs.
+
+The roofline is one read of the logits, for FlashInfer's way; torch's is only compared with it.
+"""
 
 from array import array
 from collections.abc import Iterator
@@ -8,7 +11,7 @@ import torch
 
 from bench.gpu import interpreter
 from bench.gpu.device import Device
-from bench.gpu.stages.step_time import roofline
+from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.device_filters import DeviceFilters, FilterLibrary, make_device_filters
 from fairlead_worker.sampling.filters import keep_sorted
@@ -37,7 +40,7 @@ def check(device: Device) -> Iterator[dict[str, Any]]:
 
 
 def check_filters(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
-    """The same by FlashInfer's kernels; equal logits; time of a step's sampling beside torch's and the bytes that its logits have.
+    """The same by FlashInfer's kernels; equal logits; time of a step's sampling beside torch's and the time to read its logits once.
 
     `kinds`: the kernels that are compiled.
     """
@@ -50,11 +53,11 @@ def check_filters(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
         return
     yield from _compared(device, filters)
     yield equal_logits(device, filters)
-    rate = roofline(device)["gb_per_s"] * 1e9
+    rates = rates_of(device)
     vocabulary = 3000 if device.tiny else 128_256
     for rows in (2,) if device.tiny else (64, 256):
         for name in ("greedy", "temperature", "top_k", "top_p"):
-            yield timed(device, filters, name, rows, vocabulary, rate)
+            yield timed(device, filters, name, rows, vocabulary, rates)
 
 
 def _compared(device: Device, filters: DeviceFilters | None) -> Iterator[dict[str, Any]]:
@@ -81,16 +84,16 @@ def equal_logits(device: Device, filters: DeviceFilters) -> dict[str, Any]:
     return {"what": "equal logits", "choices": rows, "dropped": dropped, "changed": changed, "ok": dropped <= 1 and not changed}
 
 
-def timed(device: Device, filters: DeviceFilters, name: str, rows: int, vocabulary: int, rate: float) -> dict[str, Any]:
-    """A row: milliseconds of a step's sampling, with and without FlashInfer, and those of reading its logits once."""
+def timed(device: Device, filters: DeviceFilters, name: str, rows: int, vocabulary: int, rates: Rates) -> dict[str, Any]:
+    """A row: milliseconds of a step's sampling, with and without FlashInfer, beside those of reading its logits once."""
     requests = [_request(number, SETTINGS[name]) for number in range(rows)]
     logits = torch.randn(rows, vocabulary, device=device.device).bfloat16()
     with_filters, without = (
-        device.seconds(lambda each=each: sample(logits, requests, filters=each)) * 1e3  # type: ignore[misc]  # a default
+        device.seconds(lambda each=each: sample(logits, requests, filters=each))  # type: ignore[misc]  # a default
         for each in (filters, None)
     )
-    read = logits.numel() * logits.element_size() / rate * 1e3
-    return {"what": f"{name}, {rows} rows", "ms": with_filters, "ms_by_torch": without, "ms_to_read_the_logits": read}
+    row = {"what": f"{name}, {rows} rows", "ms": with_filters * 1e3, "ms_by_torch": without * 1e3}
+    return beside_roofline(row, rates, (logits.nbytes, 0), with_filters)
 
 
 def compare(

@@ -21,7 +21,7 @@ import httpx
 
 from bench.gpu.device import Device, median
 from bench.gpu.model import SHAPES, saved
-from bench.gpu.roofline import beside_roofline, decode_work, rates_of
+from bench.gpu.roofline import Rates, beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import release
 
 START_SECONDS = 110.0
@@ -90,21 +90,23 @@ def serve(device: Device) -> Iterator[dict[str, Any]]:
             yield {"what": "start", "ok": True, "seconds": served.seconds, **served.row}
             rounds = [(1, 128, 32), (16, 1024, 64), (64, 1024, 64), (256, 512, 64)] if device.cuda else [(1, 16, 4), (3, 40, 4)]
             for clients, prompt, new in rounds:
-                row = ask(served.url, model.name, SHAPES[shape]["vocab_size"], clients, prompt, new)
-                yield beside_roofline(row, rates, decode_work(shape, clients, prompt + new / 2), row["itl_ms"] / 1e3)
+                yield ask(served.url, model.name, shape, rates, clients, prompt, new)
 
 
-def ask(url: str, name: str, vocabulary: int, clients: int, prompt: int, new: int) -> dict[str, Any]:
-    """A row: so many requests at once."""
+def ask(url: str, name: str, shape: str, rates: Rates, clients: int, prompt: int, new: int) -> dict[str, Any]:
+    """A row: so many requests at once; the wait between tokens beside the roofline of a step of decodes."""
     draw = random.Random(clients)
-    prompts = [[draw.randrange(300, vocabulary) for _ in range(prompt)] for _ in range(clients)]
+    prompts = [[draw.randrange(300, SHAPES[shape]["vocab_size"]) for _ in range(prompt)] for _ in range(clients)]
     began = time.perf_counter()
     streams = asyncio.run(_all(url, name, prompts, new))
     seconds = time.perf_counter() - began
     gaps = sorted(gap for stream in streams for gap in stream.gaps)
     row: dict[str, Any] = {"what": f"{clients} streams of {prompt} + {new} tokens", "ok": all(stream.tokens == new for stream in streams)}
     row |= {"ttft_ms": median([stream.first for stream in streams]) * 1e3, "output_tokens_per_s": clients * new / seconds}
-    return row | ({"itl_ms": median(gaps) * 1e3, "itl_p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3} if gaps else {})
+    if not gaps:
+        return row
+    row |= {"itl_ms": median(gaps) * 1e3, "itl_p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3}
+    return beside_roofline(row, rates, decode_work(shape, clients, prompt + new / 2), median(gaps))
 
 
 async def _all(url: str, name: str, prompts: Sequence[list[int]], new: int) -> list[Stream]:

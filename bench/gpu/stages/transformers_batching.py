@@ -13,6 +13,7 @@ from bench.gpu.device import Device
 from bench.gpu.loop import Loop
 from bench.gpu.model import SHAPES, saved
 from bench.gpu.report import beside
+from bench.gpu.roofline import beside_roofline, rates_of, requests_work
 from bench.gpu.shared_model import Kit
 
 
@@ -22,11 +23,13 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     shape = "tiny" if device.tiny else "8b"
     draw = random.Random(9)
     prompts = [[draw.randrange(10, SHAPES[shape]["vocab_size"]) for _ in range(prompt)] for _ in range(requests)]
+    rates, work = rates_of(device), requests_work(shape, [(prompt, new)] * requests)
     mine, graphed, said = ours(device, kit, shape, prompts, new)
-    yield {"what": f"fairlead, {requests} requests of {prompt} + {new} tokens", "tokens_per_s": mine, "graphs": graphed}
+    row = {"what": f"fairlead, {requests} requests of {prompt} + {new} tokens", "tokens_per_s": mine, "graphs": graphed}
+    yield beside_roofline(row, rates, work, requests * new / mine)
     kit.drop()
     its, attention, answered = theirs(device, shape, prompts, new)
-    yield {"what": f"transformers, {attention}", "tokens_per_s": its}
+    yield beside_roofline({"what": f"transformers, {attention}", "tokens_per_s": its}, rates, work, requests * new / its)
     equal = sum(answered[number] == tokens for number, tokens in said.items())
     yield beside({"what": "beside transformers", "of_transformers": mine / its, "same_answers": equal}, "of_transformers", least=3.0)
 

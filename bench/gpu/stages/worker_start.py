@@ -1,11 +1,15 @@
-"""Stage: a worker's start, with the weights in the page cache, to ready: with default flags, and without CUDA graphs and overlap."""
+"""Stage: a worker's start, with the weights in the page cache, to ready: with default flags, and without CUDA graphs and overlap.
+
+A start has no roofline: compilers, recording and processes take most of it. The 64 streams have one.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
 from bench.gpu.device import Device
-from bench.gpu.model import SHAPES, saved
+from bench.gpu.model import saved
 from bench.gpu.report import beside
+from bench.gpu.roofline import rates_of
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.serving import ask, worker
 
@@ -17,6 +21,7 @@ WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     """For each set of flags: seconds from the process's start to ready, by phases, and 64 streams at once."""
+    rates = rates_of(device)
     kit.drop()  # a worker wants the whole device
     shape = "tiny" if device.tiny else "8b"
     streams, prompt, new = (64, 1024, 128) if not device.tiny else (2, 20, 4)
@@ -29,6 +34,6 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             try:
                 with worker(device, model, *flags) as served:
                     yield beside({"what": f"start, {what}", "seconds": served.seconds, **served.row}, "seconds", most=30)
-                    yield ask(served.url, model.name, SHAPES[shape]["vocab_size"], streams, prompt, new) | {"with": what}
+                    yield ask(served.url, model.name, shape, rates, streams, prompt, new) | {"with": what}
             except Exception as error:  # whatever it dies of: the other flags may tell something yet
                 yield {"what": f"start, {what}", "ok": False, "said": str(error)[-600:]}

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bench.gpu import interpreter
 from bench.gpu.device import Device, median
+from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
@@ -37,7 +38,9 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         made = fuse_layers(model, kernels, layers, LIMIT, wanted) if len(wanted) > 1 else ()
         yield {"what": f"fused: {', '.join(wanted) or 'nothing'}", "ok": set(made) == set(wanted) - {PROJECTIONS}}
         variants[wanted[-1] if wanted else "nothing"] = model
+    rates = rates_of(device)
     for tokens in (1, 16, 256, 2048) if not device.tiny else (1, 8):
+        work = pass_work(variants["nothing"], tokens)
         times: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(ROUNDS if not device.tiny else 1):
             for name, model in variants.items():
@@ -46,13 +49,14 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         for name, found in times.items():
             now = median(found)
             what = f"{tokens} tokens, {'nothing fused' if name == 'nothing' else 'and ' + name}"
-            yield {"what": what, "ms": now * 1e3, "of_nothing": now / median(times["nothing"]), "of_the_one_before": now / before}
+            row = {"what": what, "ms": now * 1e3, "of_nothing": now / median(times["nothing"]), "of_the_one_before": now / before}
+            yield beside_roofline(row, rates, work, now)
             before = now
 
-    yield from _experts(device, kernels)
+    yield from _experts(device, kernels, rates)
 
 
-def _experts(device: Device, kernels: Any) -> Iterator[dict[str, Any]]:
+def _experts(device: Device, kernels: Any, rates: Rates) -> Iterator[dict[str, Any]]:
     """Rows: milliseconds of layers with the experts of Qwen3 30B-A3B's shape, four of them, in their family's code and in ours."""
     width, inner, count, heads = (2048, 768, 128, 32) if device.cuda else (128, 64, 4, 4)
     config = AutoConfig.for_model(
@@ -66,11 +70,21 @@ def _experts(device: Device, kernels: Any) -> Iterator[dict[str, Any]]:
     model.eval()
     sizes = (1, 16, 256, 2048) if not device.tiny else (1, 8)
     before = {tokens: device.seconds(run(model, tokens), 5) for tokens in sizes}
+    works = {tokens: pass_work(model, tokens) for tokens in sizes}
     made = fuse_layers(model, kernels, probe_layers(model), LIMIT, ("experts",))
     yield {"what": "fused: experts", "ok": made == ("experts",)}
     for tokens in sizes:
         now = device.seconds(run(model, tokens), 5)
-        yield {"what": f"{tokens} tokens, experts", "ms": now * 1e3, "of_nothing": now / before[tokens]}
+        row = {"what": f"{tokens} tokens, experts", "ms": now * 1e3, "of_nothing": now / before[tokens]}
+        yield beside_roofline(row, rates, works[tokens], now)
+
+
+def pass_work(model: PreTrainedModel, tokens: int) -> tuple[float, float]:
+    """Return bytes (weights, in bfloat16) and FLOPs of a pass of `model`, nothing fused. Experts count as if tokens chose them evenly."""
+    experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+    dense = sum(weight.nbytes for weight in model.parameters()) - experts - model.get_input_embeddings().weight.nbytes
+    chosen = getattr(model.config, "num_experts_per_tok", 1) / getattr(model.config, "num_experts", 1)
+    return dense + experts * (1 - (1 - chosen) ** tokens), tokens * (dense + experts * chosen)
 
 
 def build(device: Device) -> PreTrainedModel:

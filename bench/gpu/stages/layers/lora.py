@@ -12,6 +12,7 @@ import torch
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
 from bench.gpu.models.adapters import write_adapter
+from bench.gpu.roofline import Rates, decode_work, rates_of
 from bench.gpu.shared_model import Kit, recorded
 from bench.gpu.stages.overlap import decode
 from fairlead_worker.execution.graphs import GraphedDecodes
@@ -32,7 +33,8 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     graphs of steps without adapters."""
     batches, context, new = ((1, 16, 64), 2048, 32) if not device.tiny else ((1, 3), 24, 4)
     pages = batches[-1] * -(-(context + new + 16) // 16) + 64
-    runner = kit.runner("8b" if not device.tiny else "tiny", pages, batches[-1])
+    shape, rates = "8b" if not device.tiny else "tiny", rates_of(device)
+    runner = kit.runner(shape, pages, batches[-1])
     plain, runner.graphs = runner.graphs, None
     adapters = AdapterSet(runner.loaded, ADAPTERS, RANK)
     try:
@@ -53,8 +55,9 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             _load(adapters, runner, Path(folder), ADAPTERS + 1)
             step = _step(device, adapted, batches[-1], context, (1, ADAPTERS + 1, 3, 0))
             yield _compared("another adapter in a slot", adapted, graphs, step)
+            ways = {"off": (adapted, None), "on": (adapted, graphs), "without": (runner, plain)}
             for batch in batches:
-                yield _row(device, {"off": (adapted, None), "on": (adapted, graphs), "without": (runner, plain)}, batch, context, new)
+                yield _row(device, ways, shape, rates, adapters.slots.bytes / ADAPTERS, batch, context, new)
     finally:
         for number in list(adapters.infos):
             adapters.unload(number)
@@ -93,15 +96,28 @@ def _compared(what: str, runner: ModelRunner, graphs: GraphedDecodes, step: Pack
     return {"what": f"graphs beside hooks, {what}", "ok": differs <= TOLERANCE, "differs": differs, "adapters_add": adds}
 
 
-def _row(device: Device, ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], batch: int, context: int, new: int) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+def _row(
+    device: Device,
+    ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]],
+    shape: str,
+    rates: Rates,
+    each: float,
+    batch: int,
+    context: int,
+    new: int,
+) -> dict[str, Any]:
+    """each: bytes of an adapter; a step reads those of its rows once."""
+    adapters = [1 + 2 * (row % (ADAPTERS // 2)) for row in range(batch)]
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(1 if device.tiny else TURNS):
         for name, (runner, graphs) in ways.items():
-            numbers = [] if name == "without" else [1 + 2 * (row % (ADAPTERS // 2)) for row in range(batch)]
             runner.graphs = graphs
-            seconds, _ = decode(device, runner, batch, context, new, True, numbers)
+            seconds, _ = decode(device, runner, batch, context, new, True, [] if name == "without" else adapters)
             runner.graphs = None
-            rates[name].append(batch * (new - 1) / seconds)
-    off, on, without = (median(found) for found in rates.values())
+            found[name].append(batch * (new - 1) / seconds)
+    off, on, without = (median(figures) for figures in found.values())
+    moved, flops = decode_work(shape, batch, context + new / 2)
+    work = (moved + len(set(adapters)) * each, flops + batch * each)
     figures = {"off_tokens_per_s": off, "on_tokens_per_s": on, "worth": on / off, "of_no_adapters": on / without}
+    figures |= {"off_of_roofline": rates.share(work, batch / off), "on_of_roofline": rates.share(work, batch / on)}
     return {"what": f"LoRA in graphs, decode, batch {batch}"} | figures

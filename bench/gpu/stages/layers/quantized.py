@@ -15,9 +15,10 @@ from safetensors import safe_open
 
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
-from bench.gpu.model import SHAPES, saved, scheduler_for, submit
+from bench.gpu.model import SHAPES, saved, scheduler_for, submit, weight_bytes
 from bench.gpu.models.awq_checkpoint import AWQ, awq_numbers, save_awq
 from bench.gpu.models.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
+from bench.gpu.roofline import Rates, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
 from fairlead_worker.execution.graphs import GraphedDecodes
@@ -67,6 +68,8 @@ class Base:
     """The model in bfloat16, and what is known of it."""
 
     device: Device
+    shape: str
+    rates: Rates
     runner: ModelRunner
     graphs: GraphedDecodes | None
     explicit: Explicit
@@ -104,6 +107,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         kinds = [kind for kind in kinds if kind.name not in (AWQ, "int4")]
     torch.backends.cuda.matmul.allow_tf32 = False  # what is explicit is in float32
     pages = max(sizes.batches[-1] * -(-(sizes.context + sizes.new + 16) // 16), -(-sizes.chunk // 16)) + 64
+    rates = rates_of(device)
     runner = kit.runner(shape, pages, sizes.batches[-1])
     graphs, runner.graphs = runner.graphs, None
     base = None
@@ -113,7 +117,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             differs = apart(said(device, runner), explicit.logits(prompt(device)))
             yield {"what": "bfloat16 beside float32, logits", "differs": differs}
             weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
-            base = Base(device, runner, graphs, explicit, weights, differs)
+            base = Base(device, shape, rates, runner, graphs, explicit, weights, differs)
             stored = {
                 kind.name: save_awq(folder, Path(made) / AWQ, device.device)
                 if kind.name == AWQ
@@ -154,8 +158,8 @@ def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[s
     yield from _replayed(base, kind, runner, graphs, sizes, rounding)
     ways = {"bfloat16": (base.runner, base.graphs), kind.name: (runner, graphs)}
     for batch in sizes.batches:
-        yield _decodes(device, ways, batch, sizes)
-    yield _chunk(device, ways, sizes.chunk)
+        yield _decodes(base, layers, ways, batch, sizes)
+    yield _chunk(base, layers, ways, sizes.chunk)
 
 
 def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
@@ -292,47 +296,64 @@ def _replayed(
     yield {"what": f"{kind.name}, a token of zeros", "ok": finite and differs <= allowed, "finite": finite, "differs": differs}
 
 
-def _decodes(device: Device, ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], batch: int, sizes: Sizes) -> dict[str, Any]:
+def _decodes(
+    base: Base, layers: Mapping[str, Narrow], ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], batch: int, sizes: Sizes
+) -> dict[str, Any]:
     """A row: tokens a second, in graphs and with steps launched ahead."""
 
     def run(runner: ModelRunner, graphs: GraphedDecodes | None) -> float:
         runner.graphs = graphs
         try:
-            return decode(device, runner, batch, sizes.context, sizes.new, True)[0]
+            return decode(base.device, runner, batch, sizes.context, sizes.new, True)[0] / (sizes.new - 1)
         finally:
             runner.graphs = None
 
-    return _in_turns(device, f"decode, batch {batch}", batch * (sizes.new - 1), ways, run)
+    work = decode_work(base.shape, batch, sizes.context + sizes.new / 2)
+    return _in_turns(base, layers, f"decode, batch {batch}", batch, work, ways, run)
 
 
-def _chunk(device: Device, ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], tokens: int) -> dict[str, Any]:
+def _chunk(
+    base: Base, layers: Mapping[str, Narrow], ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], tokens: int
+) -> dict[str, Any]:
     """A row: one prompt in one step."""
 
     def run(runner: ModelRunner, graphs: GraphedDecodes | None) -> float:
         scheduler = scheduler_for(runner, chunked_prefill_size=0, max_prefill_tokens=tokens)
         submit(scheduler, 0, range(10, 10 + tokens), Sampling(max_tokens=1, temperature=0, ignore_eos=True))
         plan = scheduler.plan()
-        return device.seconds(lambda: runner.execute(plan), 2)
+        return base.device.seconds(lambda: runner.execute(plan), 2)
 
-    return _in_turns(device, f"a chunk of {tokens}", tokens, ways, run)
+    return _in_turns(base, layers, f"a chunk of {tokens}", tokens, prefill_work(base.shape, tokens), ways, run)
 
 
 def _in_turns(
-    device: Device,
+    base: Base,
+    layers: Mapping[str, Narrow],
     what: str,
     tokens: int,
+    work: tuple[float, float],
     ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]],
     run: Callable[[ModelRunner, GraphedDecodes | None], float],
 ) -> dict[str, Any]:
-    """The median of turns that alternate, and the ratio; one turn of each where one takes long."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(1 if device.tiny else TURNS):
+    """The median of turns that alternate, each beside its roofline, and the ratio; one turn of each where one takes long. `run`: seconds of
+    a step with `tokens` and, in bfloat16, with `work`."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(1 if base.device.tiny else TURNS):
         for name, (runner, graphs) in ways.items():
-            rates[name].append(tokens / run(runner, graphs))
-        if max(found[0] for found in rates.values()) > 8 * min(found[0] for found in rates.values()):
+            times[name].append(run(runner, graphs))
+        if max(found[0] for found in times.values()) > 8 * min(found[0] for found in times.values()):
             break
-    off, on = (median(found) for found in rates.values())
-    return {"what": f"{list(ways)[1]}, {what}", "bfloat16_tokens_per_s": off, "tokens_per_s": on, "worth": on / off}
+    off, on = (median(found) for found in times.values())
+    row = {"what": f"{list(ways)[1]}, {what}", "bfloat16_tokens_per_s": tokens / off, "tokens_per_s": tokens / on, "worth": off / on}
+    shares = base.rates.share(work, off), base.rates.share(_narrow_work(base, layers, tokens, work), on)
+    return row | dict(zip(("bfloat16_of_roofline", "of_roofline"), shares, strict=True))
+
+
+def _narrow_work(base: Base, layers: Mapping[str, Narrow], tokens: int, work: tuple[float, float]) -> tuple[float, float]:
+    """Return bytes and FLOPs of a step with `layers` instead of bfloat16's. A FLOP in float8 takes half the time, and counts half."""
+    wide, held = weight_bytes(base.shape)[0], sum(map(held_bytes, layers.values()))
+    saved_flops = wide * tokens / 2 if any(map(rounds, layers.values())) else 0
+    return work[0] - wide + held, work[1] - saved_flops
 
 
 def prompt(device: Device) -> torch.Tensor:
