@@ -15,7 +15,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
 
-TEXT = "A long text that nobody has sent before. " * 14
+TEXT = "A long text that is new to all workers. " * 14
 
 
 async def prefers(router: RunningRouter, agent: RunningAgent) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 EXPIRY_SECONDS: Final = 60.0
-"""Time after which a prompt that nobody released no longer counts, as a reservation: a redirected client's answer is not seen here."""
+"""Time after which a prompt no longer counts, as for a reservation: the answer to a redirected client is not seen here."""
 
 
 class _Sent(NamedTuple):
