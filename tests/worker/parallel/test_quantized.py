@@ -12,6 +12,7 @@ import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, KEPT, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
+from tests.worker.model.lowbit.test_checkpoint import Alone
 from tests.worker.parallel.pair import Pair
 from transformers import AutoConfig
 
@@ -20,7 +21,6 @@ from fairlead_worker.model import quantized
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.sharding import weights
-from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.scales import Groups, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
 
@@ -151,7 +151,7 @@ def test_each_rank_makes_its_own_part_at_load(quantization: str, pair: Pair, tmp
 
 def load_first(folder: Path, quantization: str = "none") -> None:
     """What rank 0 of two does until it would speak to the other."""
-    load_model(str(folder), group=Group(0, 2, torch.device("cpu")), quantization=quantization)
+    load_model(str(folder), group=Alone(0), quantization=quantization)
 
 
 @pytest.mark.parametrize(
