@@ -185,7 +185,8 @@ class Agent:
 
         A stream begins when its prompt is computed: its tokens count until then, less what was probably computed since the last first
         token.
-        A whole answer begins at its end: its tokens count while as many requests wait in the engine, and for the time of the pace.
+        The first byte of a whole answer comes when the answer is complete. So its tokens count while all requests wait in the engine. After
+        that they count until the measured pace says that the prompt is computed.
         """
         old = [pending for pending in self._pending if now - pending.began > RESERVED_SECONDS]
         streamed = sum(pending.tokens for pending in old if pending.streamed) - self.pace.computed_since(now)

@@ -387,7 +387,7 @@ def test_a_head_on_all_padded_tokens(gpu: FakeGpu, monkeypatch: Patch) -> None:
 
 
 def test_a_wait_inside_a_piece(gpu: FakeGpu, monkeypatch: Patch) -> None:
-    """What waits cannot be captured: steps with prompts run without graphs, and the reason is told."""
+    """A kernel that waits cannot be captured. Steps with prompts then run without graphs, and the log says why."""
     around(monkeypatch, ModuleForward, "run_body", lambda original, self, *args: (made := original(self, *args), made[0].sum().item())[0])
     runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=1, piece_tokens=64)
     assert runner.graphs is not None and runner.graphs.is_recorded and runner.pieces is None
