@@ -20,7 +20,18 @@ BESIDE = ("apache-tvm-ffi>=0.1.11,<0.2", "einops", "tabulate", "nvidia-ml-py")
 """What FlashInfer imports: its other requirements are for kernels that are not used."""
 WORKER = (
     *("annotated-doc", "annotated-types", "anyio", "certifi", "click", "fastapi", "h11", "hiredis", "httpcore", "httptools", "httpx"),
-    *("idna", "llguidance", "msgspec", "obstore", "prometheus-client", "pydantic", "pydantic-core", "pydantic-settings", "python-dotenv"),
+    *(
+        "idna",
+        "llguidance",
+        "msgspec",
+        "obstore",
+        "opentelemetry-api",
+        "prometheus-client",
+        "pydantic",
+        "pydantic-core",
+        "pydantic-settings",
+        "python-dotenv",
+    ),
     *("pyzmq", "redis", "starlette", "typing-extensions", "typing-inspection", "uvicorn", "uvloop", "xxhash"),
 )
 """Of the worker's requirements, all but what comes with torch and transformers; those without a pin are left out."""
@@ -94,6 +105,9 @@ def unpack(folder: Path) -> str:
     if not present("flashinfer_python-0"):
         with tarfile.open(folder / "flashinfer.tar.xz") as archive:
             archive.extractall(site, filter="data")
+        if (compiled := folder / "kernels.tar.xz").is_file():
+            with tarfile.open(compiled) as archive:
+                archive.extractall(site / "flashinfer" / "data", filter="data")
     packages = [str(ROOT / folder) for folder in ("common", "index", "worker", "router", "operator", "cli", ".")]
     return ":".join([*packages, str(site)])
 

@@ -53,6 +53,21 @@ class Device:
                 times.append(time.perf_counter() - begin)
         return median(times)
 
+    def kernel_seconds(self, runs: Sequence[Callable[[], Any]], repeats: int = 20) -> float:
+        """Median time of one of `runs` on the device. They follow each other in a CUDA graph, so the host's launches do not count: those
+        take longer than a small kernel. Runs over different weights keep the device's cache from holding them.
+        """
+        if not self.cuda:
+            return self.seconds(runs[0], repeats)
+        for run in runs:  # what is compiled or allocated at a first call
+            run()
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for run in runs:
+                run()
+        return self.seconds(graph.replay, repeats) / len(runs)
+
     def facts(self) -> dict[str, Any]:
         """For the report."""
         import transformers

@@ -17,10 +17,10 @@ from fairlead_worker.model.loader import FUSIONS, load_model
 PAGE = 16
 SHARED = 34_200, 256
 """Pages, and rows of the largest graph, of the 8B shape in the stages that share it: 256 decodes at a context of 2k, 67 GiB."""
-
-
 SHARED_BYTES = 100 << 30
-"""Memory of a device that holds it. Others hold what each stage needs."""
+"""Memory of a device that holds it."""
+SMALLER = 12_000, 64
+"""The same for other devices: 64 decodes, 24 GiB."""
 
 
 class Eager:
@@ -46,10 +46,14 @@ class Kit:
         """The 8B shape, of the size that does for all; where all is tiny, a tiny one of `pages` and `rows`."""
         if self.device.tiny:
             return self.runner("tiny", pages, rows)
-        assert pages <= SHARED[0] and rows <= SHARED[1], "the shared model must be large enough for every stage"
-        if torch.cuda.get_device_properties(self.device.device).total_memory < SHARED_BYTES:
-            return self.runner("8b", pages, rows)
-        return self.runner("8b", *SHARED)
+        size = SHARED if self.large else SMALLER
+        assert pages <= size[0] and rows <= size[1], "the shared model must be large enough for every stage"
+        return self.runner("8b", *size)
+
+    @property
+    def large(self) -> bool:
+        """Whether the device holds `SHARED`. Stages leave out what needs it elsewhere."""
+        return self.device.tiny or torch.cuda.get_device_properties(self.device.device).total_memory >= SHARED_BYTES
 
     def runner(self, shape: str, pages: int, rows: int) -> ModelRunner:
         """`pages` of KV at least, graphs of up to `rows` decodes; none where they cannot be recorded."""

@@ -31,7 +31,7 @@ class Way:
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     """A row for each optimisation and batch of decodes at a context of 2k: tokens a second with all of them, without this one, and the
     ratio; then chunks of one prompt by size and with nothing fused; last `--deterministic`, which changes the model."""
-    batches, context, new = ((1, 16, 64), 2048, 32) if not device.tiny else ((1, 2), 24, 4)
+    batches, context, new = ((1, 16, 64 if kit.large else 32), 2048, 32) if not device.tiny else ((1, 2), 24, 4)
     shape, prompt = ("tiny", 64) if device.tiny else ("8b", 8192)
     pages = batches[-1] * -(-(context + new + 16) // 16) + prompt // 16 + 64
     rates = rates_of(device)

@@ -85,7 +85,7 @@ def attention(
 
     plan = device.seconds(lambda: backend.plan(step))
     context = backend.plan(step)
-    each = device.seconds(lambda: through(context)) / len(layers)
+    each = device.kernel_seconds([lambda: through(context)]) / len(layers)
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
     ideal = max(read / rates["gb_per_s"] / 1e9, 4 * pairs * 128 * kind.heads / rates["tflops"] / 1e12)
     row = {"what": what, "plan_us": plan * 1e6, "layer_us": each * 1e6, "ideal_us": ideal * 1e6, "of_ideal": ideal / each}

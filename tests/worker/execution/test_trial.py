@@ -168,7 +168,7 @@ def test_a_divergence_on_the_cpu_falls_back_to_the_plain_loop(folder: Path, monk
     assert outcome.modes == PLAIN and outcome.failure.startswith("overlap failed the start-up trial and is off: ")
 
 
-@pytest.mark.parametrize(("size", "modes"), [(1e-3, BOTH), (3.0, OVERLAP)], ids=["rounding", "more than that"])
+@pytest.mark.parametrize(("size", "modes"), [(0.005, BOTH), (3.0, OVERLAP)], ids=["rounding", "more than that"])
 def test_rounding_is_no_difference(half: LoadedModel, size: float, modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise in the logits of replays changes tokens in both cases; see the assertion."""
     runner, _ = graphed(half)
@@ -194,6 +194,28 @@ def test_rounding_is_no_difference(half: LoadedModel, size: float, modes: Modes,
     finally:
         head.data.copy_(weights)
     assert judged, "no token was other"
+
+
+@pytest.mark.parametrize(("alike", "modes"), [(True, BOTH), (False, OVERLAP)], ids=["plain steps too", "replays alone"])
+def test_rounding_is_measured_on_the_model(half: LoadedModel, alike: bool, modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep models round more than the least that is allowed: replays may be as far off as plain steps of another size are."""
+    runner, _ = graphed(half)
+    size, drawn = 0.2, torch.Generator().manual_seed(1)
+    replay, forward = GraphedDecodes.run, runner.forward
+
+    def noisy(self: GraphedDecodes, step: PackedStep) -> torch.Tensor | None:
+        logits = replay(self, step)
+        return None if logits is None else logits + size * torch.randn(logits.shape, generator=drawn).to(logits.dtype)
+
+    def by_size(step: PackedStep, context: Any) -> torch.Tensor:
+        logits = forward(step, context)
+        other = torch.Generator().manual_seed(len(step.counts))
+        return logits + size * torch.randn(logits.shape, generator=other).to(logits.dtype)
+
+    monkeypatch.setattr(GraphedDecodes, "run", noisy)
+    if alike:
+        monkeypatch.setattr(runner, "forward", by_size)
+    assert run(runner).modes == modes
 
 
 def test_a_failing_device_ends_the_start(half: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,13 +320,13 @@ def test_graphs_of_joined_rows_are_tried_with_ngrams(half: LoadedModel, monkeypa
 @pytest.mark.parametrize("part", [{"rounds_inputs": True}, {"kv_scales": (1.0, 1.0)}], ids=["linear layers", "KV cache"])
 def test_numbers_of_8_bits_are_allowed_more_rounding(half: LoadedModel, part: dict[str, Any]) -> None:
     """Another last bit of a number that is rounded next becomes another eighth of it."""
-    assert trial._rounding(replace(half, **part)) == trial.ROUNDED_INPUTS > trial._rounding(half)
+    assert trial._least_rounding(replace(half, **part)) == trial.ROUNDED_INPUTS > trial._least_rounding(half)
 
 
 def test_a_loaded_adapter_is_tried_beside_rows_without_one(half: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = AdapterSet(half, 2, 8)
     adapters.allocate_slots()
-    adapters.load(1, "a", "file:///a", write_adapter(half, tmp_path / "a", 1, 4))
+    adapters.load(1, "a", "file:///a", write_adapter(half, tmp_path / "a", 1, 4, scale=0.2))
     try:
         runner, _ = graphed(half, adapters)
         plans = plans_of(runner, monkeypatch)

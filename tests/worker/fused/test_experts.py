@@ -15,8 +15,8 @@ from fairlead_worker.model.fused.experts import GroupedExperts, expert_patches
 from fairlead_worker.model.fused.fuse import fuse_layers
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Unfused
-from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
-from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.fused.trial import trial
+from fairlead_worker.model.probe import PASS_TOLERANCE, difference, probe_layers
 
 LIBRARY = cast(Library, SimpleNamespace(silu_and_mul=interpreter.silu_and_mul))
 
@@ -71,7 +71,7 @@ def test_a_model_with_fused_experts_says_the_same(monkeypatch: pytest.MonkeyPatc
     before, (library, calls) = trial(model, LIMIT), stand_in()
     assert fuse_layers(model, library, probe_layers(model), LIMIT, ("experts",)) == ("experts",)
     calls.update(dict.fromkeys(calls, 0))
-    assert difference(trial(model, LIMIT), before) <= TOLERANCE[torch.bfloat16]
+    assert difference(trial(model, LIMIT), before) <= PASS_TOLERANCE[torch.bfloat16]
     assert calls["silu_and_mul"] == len(model.base_model.layers)
 
 

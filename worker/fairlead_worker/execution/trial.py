@@ -4,7 +4,9 @@ It runs before the first request, on the runner's pages, with a scheduler and a 
 engine's cache and no count in its statistics. Only rank 0 plans and samples, so its outcome is that of all ranks.
 
 A padded batch and a graph's plan may sum in another order, which turns the last bits of a logit. So another token counts as equal if plain
-steps choose it too once its logit is larger, and that of the first token smaller, by what rounding explains.
+steps choose it too once its logit is larger, and that of the first token smaller, by what rounding explains. That depends on the model and
+the device, so it is measured: some prompts run with plain steps together and alone, whose products have other shapes. Sampled requests
+choose between two tokens: among all, a draw depends on the sum of all probabilities before a token, which no change of two logits repeats.
 """
 
 import logging
@@ -28,7 +30,7 @@ from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.graphs import batch_sizes, describe_failure
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.ipc.messages import Sampling, Submit
+from fairlead_worker.ipc.messages import Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
@@ -51,7 +53,13 @@ REPETITIONS = 64
 NEW_TOKENS = 8
 """Tokens of each request that runs beside chunks or is drafted for."""
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Largest change of a logit that rounding explains."""
+"""Largest change of a logit that rounding explains in any model."""
+MEASURED_PROMPTS, MEASURED_LENGTH, MEASURED_TOKENS, MEASURED_LOGITS = 8, 16, 4, 20
+"""Prompts that run together and alone, their tokens, those of their answers, and the logits that are compared for each of these."""
+MARGIN = 2.0
+"""How much larger than the measured changes others may be: a trial chooses from many more logits than are measured."""
+MOST_ROUNDING = 20.0
+"""The largest change that is accepted, in units of `ROUNDING`."""
 ROUNDED_INPUTS = 0.3
 """The same if linear layers round their inputs, or the KV cache its numbers, to 8 bits; see `check.ROUNDED_TOLERANCE`."""
 SAMPLINGS = (
@@ -60,7 +68,7 @@ SAMPLINGS = (
     Sampling(max_tokens=1, temperature=0, repetition_penalty=1.3, ignore_eos=True),
     Sampling(max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, seed=11, logprobs=2, ignore_eos=True),
 )
-"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or filter the vocabulary."""
+"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or filter tokens."""
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +192,8 @@ class _Trial:
         self._random = Random(5)
         self._runs = 0
         self._expected: dict[str, list[int]] = {}
+        self._measured: float | None = None
+        """The largest change of a logit that rounding explains; None: not measured, as no token differed."""
         limits = StepLimits.from_config(config, self._page_size)
         common = replace(
             config,
@@ -203,6 +213,7 @@ class _Trial:
             self._waves.append(self._prompts(common, context, runner.pieces.sizes, limits.prefill))
         if config.speculative_method == "ngram":
             self._waves.append(self._repetitions(common, context))
+        self._alike = self._measured_wave(common, context)
         self.count = sum(len(wave.requests) for wave in self._waves)
 
     def prepare(self) -> str:
@@ -261,6 +272,15 @@ class _Trial:
             requests.append(self._request(f"decode {number}, adapter {adapter}", prompt, sampling, adapter if number % 3 == 1 else 0))
         return _Wave(replace(config, chunked_prefill_size=0), requests)
 
+    def _measured_wave(self, config: SchedulerConfig, context: int) -> _Wave:
+        """Return prompts for `_rounding`."""
+        prompt = max(1, min(MEASURED_LENGTH, context - MEASURED_TOKENS))
+        new = max(1, min(MEASURED_TOKENS, context - prompt))
+        most = min(MEASURED_PROMPTS, config.max_num_seqs, max(1, self._pages // (-(-(prompt + new) // self._page_size) + 1)))
+        sampling = Sampling(max_tokens=new, temperature=0, logprobs=MEASURED_LOGITS, ignore_eos=True)
+        requests = [self._request(f"measured {number}", prompt, sampling, 0) for number in range(most)]
+        return _Wave(replace(config, chunked_prefill_size=0), requests)
+
     def _chunks(self, config: SchedulerConfig, context: int, adapter: int) -> _Wave:
         """Return prompts that are computed in chunks beside decodes. One exceeds the shortest sliding window, unless that is long."""
         windows = [kind.window for kind in self._runner.backend.spec.layers if kind.window is not None]
@@ -303,7 +323,10 @@ class _Trial:
         return _Wave(config, requests)
 
     def _request(self, name: str, length: int, sampling: Sampling, adapter: int, among: Sequence[int] = ()) -> Submit:
-        among = among or range(self._runner.loaded.vocabulary_size)
+        vocabulary = range(self._runner.loaded.vocabulary_size)
+        if sampling.temperature > 0 and not sampling.allowed_token_ids:
+            sampling = structs.replace(sampling, allowed_token_ids=tuple(self._random.sample(vocabulary, 2)))
+        among = among or vocabulary
         tokens = array("I", [among[self._random.randrange(len(among))] for _ in range(length)])
         return Submit(f"trial, {name}", tokens.tobytes(), sampling, 0, adapter=adapter)
 
@@ -330,14 +353,16 @@ class _Trial:
             if drafter is not None:
                 drafter.graphs = drafted
 
-    def _serve(self, wave: _Wave, overlapped: bool) -> dict[str, list[int]]:
-        """Run the requests of `wave` to their end with an empty cache. Return the tokens of each."""
+    def _serve(self, wave: _Wave, overlapped: bool, logprobs: dict[str, list[TokenLogprobs]] | None = None) -> dict[str, list[int]]:
+        """Run the requests of `wave` to their end with an empty cache. Return the tokens of each. `logprobs`: gets those of each."""
         scheduler = Scheduler(wave.config, PrefixCache(PagePool(self._pages, self._page_size), self._page_size, extend))
         tokens = {request.id: array("I") for request in wave.requests}
 
         def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
             for output in outputs:
                 tokens[output.id].frombytes(output.tokens)
+                if logprobs is not None:
+                    logprobs.setdefault(output.id, []).extend(output.logprobs)
 
         for request in wave.requests:
             if (refused := scheduler.submit(request)) is not None:
@@ -381,7 +406,7 @@ class _Trial:
             if at == min(len(want), len(have)):
                 return [request.id]
             other[request.id] = have[at]
-            rounding = _rounding(self._runner.loaded)
+            rounding = self._rounding()
             bias = ((have[at], rounding), (want[at], -rounding))
             text = request.tokens + array("I", want[:at]).tobytes()
             judged.append(structs.replace(request, tokens=text, sampling=structs.replace(request.sampling, max_tokens=1, logit_bias=bias)))
@@ -391,9 +416,33 @@ class _Trial:
             chosen = self._serve(_Wave(wave.config, judged), overlapped=False)
         return [name for name, token in other.items() if chosen[name] != [token]]
 
+    def _rounding(self) -> float:
+        """Return the largest change of a logit that rounding explains."""
+        if self._measured is None:
+            least = _least_rounding(self._runner.loaded)
+            self._measured = min(max(least, MARGIN * self._measure()), MOST_ROUNDING * least)
+            logger.info("rounding explains changes of a logit by %.2f", self._measured)
+        return self._measured
 
-def _rounding(loaded: LoadedModel) -> float:
-    """Return the largest change of a logit that rounding explains."""
+    def _measure(self) -> float:
+        """Return the largest change of a likely token's log-probability between prompts that run together and alone."""
+        together, alone = dict[str, list[TokenLogprobs]](), dict[str, list[TokenLogprobs]]()
+        with self._graphs(PLAIN):
+            want = self._serve(self._alike, False, together)
+            have = dict[str, list[int]]()
+            for request in self._alike.requests:
+                have |= self._serve(_Wave(self._alike.config, [request]), False, alone)
+        changes = [0.0]
+        for name, tokens in want.items():
+            same = _first_difference(tokens, have[name]) + 1  # what comes after another token is no change by rounding
+            for one, two in zip(together[name][:same], alone[name][:same], strict=True):
+                known = dict(zip(two.top_ids, two.top_logprobs, strict=True))
+                changes += [abs(value - known[token]) for token, value in zip(one.top_ids, one.top_logprobs, strict=True) if token in known]
+        return max(changes)
+
+
+def _least_rounding(loaded: LoadedModel) -> float:
+    """Return the change of a logit that rounding explains in any model of this kind."""
     return ROUNDED_INPUTS if loaded.rounds_inputs or loaded.kv_scales is not None else ROUNDING[loaded.dtype]
 
 

@@ -5,8 +5,10 @@ Checked against flashinfer-python 0.7.2.post1.
 
 import importlib
 import logging
+from collections.abc import Sequence
 from functools import cache
-from typing import Protocol, cast
+from types import ModuleType
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -81,7 +83,7 @@ class DecodeWrapper(Protocol):
 
 
 class Library(Protocol):
-    """The module `flashinfer`."""
+    """FlashInfer's functions, as `library` finds them."""
 
     def BatchPrefillWithPagedKVCacheWrapper(
         self,
@@ -152,11 +154,28 @@ class Library(Protocol):
         ...
 
 
+MODULES = ("flashinfer", "flashinfer.rope")
+"""The package exports all functions used here but one: the store in float8 is only in its module."""
+
+
+class Modules:
+    """Several modules as one: a name is that of the first module that has it."""
+
+    def __init__(self, modules: Sequence[ModuleType]) -> None:
+        self._modules = modules
+
+    def __getattr__(self, name: str) -> Any:
+        for module in self._modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"FlashInfer has no {name} in {', '.join(module.__name__ for module in self._modules)}")
+
+
 @cache
 def library() -> Library | None:
     """Return FlashInfer; None, with the reason in the log, if it is not installed or does not import."""
     try:
-        return cast(Library, importlib.import_module("flashinfer"))
+        return cast(Library, Modules([importlib.import_module(name) for name in MODULES]))
     except Exception as error:  # besides ImportError: a library that does not find its CUDA raises other exceptions
         logger.warning("FlashInfer is not available, so attention uses the slow `reference`: %s (install fairlead[gpu])", error)
         return None

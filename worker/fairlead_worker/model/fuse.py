@@ -15,7 +15,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from fairlead_worker.model.lowbit.experts import LowBitExperts
 from fairlead_worker.model.lowbit.linear import LowBitLinear
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.probe import LOW_BIT_PASS_TOLERANCE, PASS_TOLERANCE, difference, trial_logits
 from fairlead_worker.model.quantized import is_plain
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,13 @@ def fuse_projections(model: PreTrainedModel) -> int:
         if not sites:
             continue
         before = trial_logits(model)
+        tolerance = PASS_TOLERANCE[before.dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE
         first = {child: getattr(sites[0], child) for child in children}
         if not _stack(sites[0], name, children):
             continue
         try:
-            problem = "" if close(trial_logits(model), before, tolerance_of(model)) else "the logits changed"
+            change = difference([trial_logits(model)], [before])
+            problem = "" if change <= tolerance else f"the logits change by {change:.1e} of their size, more than {tolerance:.0e}"
         except Exception as error:  # whatever a family's own code raises for a shim
             problem = f"the model does not run: {error}"
         if problem:

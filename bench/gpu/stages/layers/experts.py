@@ -71,7 +71,7 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         given = _step(device, tokens, count, choices, width)
         before = 0.0
         for name, (forward, each, faster) in ways.items():
-            taken = device.seconds(lambda forward=forward, given=given: forward(*given), 20)  # type: ignore[misc]
+            taken = device.kernel_seconds([lambda forward=forward, given=given: forward(*given)])  # type: ignore[misc]
             before = before or taken
             work = _work(given, 3 * inner * width, each, faster)
             row = {"what": f"{tokens} tokens, {name}", "ms": taken * 1e3, "of_bfloat16": taken / before}
@@ -101,7 +101,7 @@ def _library(device: Device, rates: Rates, weights: ExpertWeights, choices: int,
             yield {"what": what, "ok": True, "left_out": str(error).splitlines()[0][:200]}
             return
         differs = ((got - want).norm() / want.norm()).item()
-        ours, theirs = device.seconds(by_triton, 20), device.seconds(by_torch, 20)
+        ours, theirs = device.kernel_seconds([by_triton]), device.kernel_seconds([by_torch])
         row = {"what": what, "ok": differs <= SUMS, "differs": differs, "ms": ours * 1e3, "torch_ms": theirs * 1e3}
         yield beside_roofline(row, rates, _work((inputs, index, index), outputs * width, 1, 2), ours)
 

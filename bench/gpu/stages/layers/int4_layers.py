@@ -1,6 +1,8 @@
 """Stage: linear layers of AWQ and GPTQ in 4 bits: torch's layout, the ways to multiply, and their times beside the roofline."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ LAYERS = {"qkv": (6144, 4096), "gate_up": (28_672, 4096), "down": (4096, 14_336)
 TINY = {"gate_up": (64, 256)}
 COUNTS = (1, 8, 16, 32, 64, 128, 256, 2048)
 GROUP = 128
+CACHED = 256 << 20
+"""More than a device's cache holds, in bytes."""
 ALLOWED = 0.012
 """Of a row's norm: scales, zeros, numbers and outputs are rounded to bfloat16 (2**-8 at most, zeros of 7 steps at most)."""
 
@@ -75,24 +79,29 @@ def times(device: Device, name: str, sizes: tuple[int, int], counts: tuple[int, 
     """Rows: for each number of rows all ways, bfloat16, and the way in use beside the roofline; then which is the fastest."""
     outputs, inputs = sizes
     layer = int4_linear(*drawn(device, outputs, inputs, GROUP), None)
-    wide = layer.numbers().to(torch.bfloat16)
+    layers = [layer, *(deepcopy(layer) for _ in range(copies(device, layer.weight.nbytes) - 1))]
+    wide = [layer.numbers().to(torch.bfloat16).clone() for _ in range(copies(device, 4 * layer.weight.nbytes))]
     fastest: dict[int, str] = {}
     for count in counts:
         rows = torch.randn(count, inputs, dtype=torch.float32, device=device.device).to(torch.bfloat16)
-        found = {
-            "widened_ms": 1e3 * device.seconds(lambda: widened(layer, rows), 10),  # noqa: B023  # run at once
-            "bfloat16_ms": 1e3 * device.seconds(lambda: functional.linear(rows, wide), 10),  # noqa: B023
-        }
+        ways: dict[str, Callable[[Int4Linear], Any]] = {"widened": lambda each: widened(each, rows)}  # noqa: B023  # run at once
         if device.cuda and count <= 2 * MANY:
-            found["torch_ms"] = 1e3 * device.seconds(lambda: layer.multiply(rows), 10)  # noqa: B023
-            if (fused := layer.kernels.multiply) is not None:
-                found["triton_ms"] = 1e3 * device.seconds(lambda: fused(rows, layer.weight, layer.pairs), 10)  # noqa: B023
-        ways = {time: name.removesuffix("_ms") for name, time in found.items() if name != "bfloat16_ms"}
-        fastest[count] = ways[min(ways)]
-        used = device.seconds(lambda: layer(rows), 10)  # noqa: B023
+            ways["torch"] = lambda each: each.multiply(rows)  # noqa: B023
+            if layer.kernels.multiply is not None:
+                ways["triton"] = lambda each: each.kernels.multiply(rows, each.weight, each.pairs)  # type: ignore[misc]  # noqa: B023
+        found = {way: 1e3 * device.kernel_seconds([partial(run, each) for each in layers], 10) for way, run in ways.items()}
+        fastest[count] = min(found, key=found.__getitem__)
+        plain = device.kernel_seconds([partial(functional.linear, rows, each) for each in wide], 10)
+        used = device.kernel_seconds([partial(each, rows) for each in layers], 10)
         work = (layer.weight.nbytes + layer.pairs.nbytes + 2 * count * (inputs + outputs), 2 * count * inputs * outputs)
-        yield beside_roofline({"what": f"{name}, {count} rows", "used_ms": 1e3 * used} | found, rates, work, used)
+        row = {"what": f"{name}, {count} rows", "used_ms": 1e3 * used, "bfloat16_ms": 1e3 * plain}
+        yield beside_roofline(row | {f"{way}_ms": each for way, each in found.items()}, rates, work, used)
     yield {"what": f"{name}, the fastest way by rows", "fastest": fastest, "in_use": f"torch to {FEW}, triton to {MANY}, then widened"}
+
+
+def copies(device: Device, weight: int) -> int:
+    """Return how many layers of `weight` bytes a device's cache does not hold."""
+    return -(-CACHED // weight) if device.cuda else 1
 
 
 def widened(layer: Int4Linear, rows: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ ADAPTERS = 8
 RANK = 16
 TURNS = 3
 TOLERANCE = 0.05
-"""Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
+"""Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`model.probe`)."""
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ TURNS = 3
 PROMPT = 41
 """Tokens whose logits are compared: all but the last in one step, then a decode."""
 SUMS = 0.05
-"""Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
+"""Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`model.probe`)."""
 LINEAR = 7
 """Linear layers of one of Llama's layers."""
 SIZES = {"fp8": 0.515, "kept": 0.515, "blocks": 0.515, "int4": 0.3, "awq": 0.3}

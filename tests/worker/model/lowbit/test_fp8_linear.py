@@ -17,12 +17,12 @@ from fairlead_worker.model.fixed_rows import fix_rows
 from fairlead_worker.model.fuse import Stack, fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
-from fairlead_worker.model.fused.trial import difference, trial
+from fairlead_worker.model.fused.trial import trial
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import rows
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, keep_fp8, widened
 from fairlead_worker.model.lowbit.rows import GROUP, TorchRounder, dequantized
-from fairlead_worker.model.probe import probe_layers, trial_logits
+from fairlead_worker.model.probe import difference, probe_layers, trial_logits
 from fairlead_worker.sharding.group import Summed
 
 LIMIT = 200

@@ -1,6 +1,6 @@
 """Fusion of small layer operations on a GPU, in place: operations are recognised by structure and compared with the original model.
 
-Each kind is verified part by part on random inputs (within `model.fuse.TOLERANCE`), then in the whole model (`trial.TOLERANCE`). A
+Each kind is verified part by part on random inputs (within `model.fuse.TOLERANCE`), then in the whole model (`probe.PASS_TOLERANCE`). A
 kind that fails is undone, with a warning that gives the reason.
 """
 
@@ -19,7 +19,8 @@ from fairlead_worker.model.fused.norms import norm_patches, residual_patches
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
 from fairlead_worker.model.fused.sums import group_of, is_sharded, sum_patches
-from fairlead_worker.model.fused.trial import LOW_BIT, TOLERANCE, difference, trial
+from fairlead_worker.model.fused.trial import trial
+from fairlead_worker.model.probe import LOW_BIT_PASS_TOLERANCE, PASS_TOLERANCE, difference
 from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def fuse_layers(
     applies = {"experts": has_experts, "sums": is_sharded}
     group = group_of(model)
     before = trial(model, limit)
-    tolerance = TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT
+    tolerance = PASS_TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE
     made: dict[str, int] = {}
     for kind in (kind for kind in KINDS if kind in kinds and (kind not in applies or applies[kind](model))):
         patches: list[Patch] = []

@@ -8,11 +8,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from fairlead_worker.model.attention import ATTENTION
 
 TRIAL = "fairlead-trial"
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Norm of the difference of a row over its own norm, after all layers. Rounding adds up to 0.03 in bfloat16 in models of random weights."""
-LOW_BIT = 0.4
-"""The same with inputs rounded to 8 bits: another last bit rounds one in 8 to 16 of them to another neighbour, in every layer. A wrong
-kernel changes rows by their own size or more."""
 
 
 def _attend(
@@ -42,12 +37,3 @@ def trial(model: PreTrainedModel, limit: int) -> list[torch.Tensor]:
         return [logits, *kept]
     finally:
         model.set_attn_implementation(ATTENTION)
-
-
-def difference(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Return the largest relative difference of a row; infinity if the numbers are not finite."""
-    worst = 0.0
-    for actual, expected in zip(got, want, strict=True):
-        relative = (actual.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1).clamp(min=1e-30)
-        worst = max(worst, relative.nan_to_num(float("inf")).max().item())
-    return worst
