@@ -15,6 +15,7 @@ from bench.gpu.model import SHAPES
 from bench.gpu.report import beside
 from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import Kit
+from fairlead_worker.execution.piecewise import PieceSizes, record_pieces
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
@@ -24,9 +25,11 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     shape = "tiny" if device.tiny else "8b"
     runner = kit.shared(2 * streams * -(-(prompt + new) // 16) + 64, streams)
     graphs, rates = runner.graphs, rates_of(device)
+    sizes = PieceSizes(1024 if not device.tiny else 64)
+    pieces = record_pieces(graphs, runner.forward, runner.backend, runner.loaded.max_model_len, sizes)
     try:
         for what, overlap in (("steps ahead, graphs", True), ("the plain loop", False)):
-            runner.graphs = graphs if overlap else None
+            runner.graphs, runner.pieces = (graphs, pieces) if overlap else (None, None)
             loop = Loop(runner, overlap, chunked_prefill_size=512, max_num_seqs=streams)
             serving = Serving(loop, streams, prompt, new, SHAPES[shape]["vocab_size"])
             serving.steps(warm)
@@ -36,11 +39,12 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
                 "tokens_per_s": rate,
                 "busy": busy(device, serving, steps),
                 "graphs": runner.graphs is not None,
+                "pieces": 0 if runner.pieces is None else max(runner.pieces.sizes, default=0),
             }
             row = beside_roofline(row, rates, decode_work(shape, streams, prompt + new / 2), streams / rate)
             yield beside(row, "busy", least=0.97) if overlap else row
     finally:
-        runner.graphs = graphs
+        runner.graphs, runner.pieces = graphs, None
 
 
 class Serving:
