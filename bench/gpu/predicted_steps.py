@@ -1,15 +1,15 @@
-"""Step times on an H200, predicted without one: the worker's steps run on a fake GPU, and kernels are counted.
+"""Step times on an H200 or H100, predicted without one: the worker's steps run on a fake GPU, and kernels are counted.
 
 The real scheduler's plans, runner, fusions, attention backend and CUDA graphs run for the published shapes of four models, without weights.
 Launches, kernels, bytes and FLOPs are counted for two depths, and continued to the whole model. The times are computed from them with the
 constants below; nothing here is measured.
-`--write` puts the tables into docs/benchmarks/gpu-model.md.
+`--write` puts the table of an H200 into docs/benchmarks/gpu-model.md.
 """
 
 import logging
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -72,6 +72,8 @@ H200 = Hardware(
     launch_seconds=25e-6,
 )
 """Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
+HARDWARE = {"H200": H200, "H100": replace(H200, bytes_per_second=3.35e12)}
+"""By NVIDIA's data sheets the H100 SXM differs in its memory only."""
 INT4_CACHE = 9 / 64
 """Bytes of the L2 cache for a FLOP of torch's int4 kernel (`lowbit.int4.ROWS`): 4.5 bytes of a weight for 16 rows, which are 32 FLOPs."""
 
@@ -202,9 +204,11 @@ def record_step(gpu: FakeGpu, runner: ModelRunner, plan: StepPlan, graph_rows: i
     return made
 
 
-def predictions(name: str, batches: Sequence[int] = BATCHES, prompt: int = PROMPT) -> list[Prediction]:
+def predictions(
+    name: str, batches: Sequence[int] = BATCHES, prompts: Sequence[int] = (PROMPT,), hardware: Hardware = H200
+) -> list[Prediction]:
     """Return the predictions of one model. All of its layers are equal, so two depths give those of any other."""
-    shallow, deep = (_predictions(name, layers, batches, prompt) for layers in DEPTHS)
+    shallow, deep = (_predictions(name, layers, batches, prompts, hardware) for layers in DEPTHS)
     layers = int(SHAPES[name].settings["num_hidden_layers"])
     return [continue_to(layers, *pair) for pair in zip(shallow, deep, strict=True)]
 
@@ -218,15 +222,15 @@ def continue_to(layers: int, shallow: Prediction, deep: Prediction) -> Predictio
     return Prediction(shallow.model, shallow.step, **(found | whole))
 
 
-def _predictions(name: str, layers: int, batches: Sequence[int], prompt: int) -> list[Prediction]:
+def _predictions(name: str, layers: int, batches: Sequence[int], prompts: Sequence[int], hardware: Hardware) -> list[Prediction]:
     shape, found = SHAPES[name], list[Prediction]()
     with fake_worker() as gpu:
         runner = make_runner(load(gpu, shape, layers), page_size=PAGE, kv_pages=max(*batches, 4) * CONTEXT // PAGE)
-        if prompt:
-            found.append(predict(name, f"prefill {prompt:,}", record_step(gpu, runner, prefill_plan(prompt)), shape.ranks))
+        for prompt in prompts:
+            found.append(predict(name, f"prefill {prompt:,}", record_step(gpu, runner, prefill_plan(prompt)), shape.ranks, hardware))
         for batch in batches:
             made = record_step(gpu, runner, decode_plan(batch, CONTEXT), batch)
-            found.append(predict(name, f"decode {batch}", made, shape.ranks))
+            found.append(predict(name, f"decode {batch}", made, shape.ranks, hardware))
     return found
 
 
@@ -246,11 +250,15 @@ def table(found: Sequence[Prediction]) -> str:
 def main() -> None:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--gpu", choices=list(HARDWARE), default="H200")
+    parser.add_argument("--prompts", nargs="*", type=int, default=[PROMPT], metavar="TOKENS", help="prompts to compute, each in one chunk")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE_FILE.relative_to(ROOT)}")
     options = parser.parse_args()
+    if options.write and (options.gpu != "H200" or options.prompts != [PROMPT]):
+        parser.error("--write is for the table of the page: leave out --gpu and --prompts")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    found = [one for name in options.models for one in predictions(name)]
+    found = [one for name in options.models for one in predictions(name, BATCHES, options.prompts, HARDWARE[options.gpu])]
     print(table(found))
     if options.write:
         before, _, rest = PAGE_FILE.read_text(encoding="utf-8").partition(BEGIN)

@@ -2,17 +2,26 @@
 
 import pytest
 from bench.gpu.fake.record import Kernel, Record
-from bench.gpu.predicted_steps import H200, PAGE_FILE, kernel_seconds, predict, predictions, table
+from bench.gpu.predicted_steps import H200, HARDWARE, PAGE_FILE, kernel_seconds, predict, predictions, table
 
 
 def test_the_page_shows_what_the_model_predicts() -> None:
     """`python -m bench gpu/predicted_steps --write` writes it again."""
-    one, many = predictions("Llama 3.2 1B", (1, 64), 0)
+    one, many = predictions("Llama 3.2 1B", (1, 64), ())
     assert 2.47 < one.gigabytes < 2.6, "1.24 billion weights of two bytes, and the KV of one request"
     kv = 2 * 16 * 8 * 64 * 2 * 2048 / 1e9  # keys and values of 16 layers, 8 heads of 64, in two bytes
     assert 62.9 < (many.gigabytes - one.gigabytes) / kv < 70, "a graph reads the KV of the step that it replays"
     for row in table([one, many]).splitlines()[2:]:
         assert row in PAGE_FILE.read_text(encoding="utf-8")
+
+
+def test_the_results_show_what_the_model_predicts_for_an_h100() -> None:
+    """`python -m bench gpu/predicted_steps --gpu H100 --models 'Llama 3.1 8B' --prompts 512 8128` prints it."""
+    found = predictions("Llama 3.1 8B", (1, 64), (512, 8128), HARDWARE["H100"])
+    _, _, section = (PAGE_FILE.parent / "gpu-results.md").read_text(encoding="utf-8").partition("## Predicted beside measured")
+    shown = [row.split(" | ") for row in section.splitlines() if row.startswith(("| decode", "| prefill"))]
+    assert [(row[0].removeprefix("| "), row[1]) for row in shown] == [(one.step, f"{one.step_ms:.2f}") for one in found]
+    assert found[-1].device_ms > 1.3 * predictions("Llama 3.1 8B", (64,), ())[0].device_ms, "its memory is slower"
 
 
 @pytest.mark.parametrize(
