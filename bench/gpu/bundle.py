@@ -105,9 +105,6 @@ def unpack(folder: Path) -> str:
     if not present("flashinfer_python-0"):
         with tarfile.open(folder / "flashinfer.tar.xz") as archive:
             archive.extractall(site, filter="data")
-        if (compiled := folder / "kernels.tar.xz").is_file():
-            with tarfile.open(compiled) as archive:
-                archive.extractall(site / "flashinfer" / "data", filter="data")
     packages = [str(ROOT / folder) for folder in ("common", "index", "worker", "router", "operator", "cli", ".")]
     return ":".join([*packages, str(site)])
 

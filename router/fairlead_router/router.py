@@ -176,6 +176,7 @@ class Router:
             self._routing_policy,
             handler,
             self.prompts,
+            self.rendering,
             self.metrics,
             self.not_ready_reason,
             count_prompt,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.interop.picker import picking
 from tests.router.prompt_format import make_format
 from tests.router.routing.test_prefix_aware import holder, mode, namespace, redis, start_fleet
 from tests.router.stand_in_worker import Exchange, StandIn, answers, drains, streams_usage
@@ -284,3 +285,15 @@ async def test_in_a_mixed_fleet_the_engine_is_asked_whichever_worker_reported_la
     body = {"model": "stand-in", "messages": [{"role": "user", "content": [{"type": "text", "text": "a part"}]}]}
     assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
     await eventually(lambda: any(one.path == "/tokenize" for one in other.received), "the engine is asked")
+
+
+async def test_the_endpoint_picker_asks_the_engine_too(fleet: Fleet) -> None:
+    worker = await engine(fleet, behaviour=renders_parts_otherwise)
+    async with picking(fleet, worker) as (router, asking):
+        await eventually(lambda: len(router.table.engines()) == 1, "the engine has reported")
+        body = {"model": "stand-in", "messages": [{"role": "user", "content": [{"type": "text", "text": "a part"}]}]}
+        exchange = asking.exchange()
+        await exchange.request("/v1/chat/completions", json.dumps(body).encode())
+        assert (await exchange.picked())[0] == [worker.address]
+        await eventually(lambda: any(one.path == "/tokenize" for one in worker.received), "the engine is asked")
+        exchange.call.cancel()

@@ -1,4 +1,4 @@
-"""Our calls of the small kernels against the real FlashInfer's signatures, read from its source where it is installed."""
+"""Our calls of the small kernels against the real FlashInfer's signatures, read from its source."""
 
 import ast
 import inspect

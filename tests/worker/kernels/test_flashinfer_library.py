@@ -1,7 +1,6 @@
-"""Our calls against the real FlashInfer's signatures, read from its source where it is installed: no device, and no import, is needed."""
+"""Our calls against the real FlashInfer's signatures, read from its source: no device, and no import, is needed."""
 
 import ast
-import importlib.util
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu import interpreter
+from bench.gpu import interpreter, kernels
 from bench.gpu.batches import packed
 
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.flashinfer_library import MODULES
 from fairlead_worker.kernels.paging import pad_rows, plan_pages
 from fairlead_worker.model.fused import gated
 from fairlead_worker.sampling.device_filters import SMALLER_INDEX, DeviceFilters
@@ -88,10 +88,10 @@ def test_all_that_is_used_is_called() -> None:
 
 
 def source() -> Path:
-    found = importlib.util.find_spec("flashinfer")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("flashinfer-python is not installed here (it is in fairlead[gpu] alone; `make gpu-bundle` fetches it)")
-    return Path(found.submodule_search_locations[0])
+    """Return the folder of FlashInfer's package, which has an environment of its own (`make gpu-kernels`)."""
+    if problem := kernels.ENVIRONMENT.install():
+        pytest.skip(f"FlashInfer cannot be installed: {problem}")
+    return kernels.site() / "flashinfer"
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -141,6 +141,21 @@ def test_the_real_functions_take_our_arguments() -> None:
             real.bind(*call.arguments, **call.named)
         positional = list(real.parameters)[: len(call.arguments)]
         assert positional == interpreted(call.name)[: len(call.arguments)], f"{name}: a position means the same to both"
+
+
+def test_the_functions_are_where_the_worker_looks() -> None:
+    """FlashInfer exports nearly all of its functions; `MODULES` names the other places."""
+    package, *others = (ast.parse(_file(name).read_text()) for name in MODULES)
+    exported = {alias.asname or alias.name for node in ast.walk(package) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    defined = {name for tree in others for name, _ in functions(tree)}
+    used = {call.name for call in our_calls() if "." not in call.name}
+    assert used <= exported | defined
+    assert used & (defined - exported), "the other modules are needed"
+
+
+def _file(module: str) -> Path:
+    path = source().parent / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def test_the_kernels_have_the_head_sizes_that_we_count_on() -> None:

@@ -9,6 +9,7 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_common.http.inference_paths import is_inference
+from fairlead_common.protocols.paths import CHAT
 from fairlead_common.truncate import truncate
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
@@ -17,6 +18,7 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
+from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.request_handler import RequestHandler
@@ -63,6 +65,7 @@ class Picker:
         policy: Policy,
         handler: RequestHandler,
         prompts: Prompts,
+        rendering: EngineRendering,
         metrics: Metrics,
         not_ready_reason: Callable[[], str],
         count_prompt: Callable[[int], None] = lambda tokens: None,
@@ -72,12 +75,8 @@ class Picker:
         tokens. `scale_up`: status of starting workers, for the error without a worker.
         """
         self._config, self._table, self._policy, self._handler, self._prompts = config, table, policy, handler, prompts
-        self._metrics, self.not_ready_reason, self._count_prompt, self._scale_up = (
-            metrics,
-            not_ready_reason,
-            count_prompt,
-            scale_up or ScaleUpStatus(),
-        )
+        self._rendering, self._metrics, self.not_ready_reason = rendering, metrics, not_ready_reason
+        self._count_prompt, self._scale_up = count_prompt, scale_up or ScaleUpStatus()
 
     @property
     def max_body_bytes(self) -> int:
@@ -144,6 +143,8 @@ class Picker:
             await self._prompts.validate(request.path, request.body)
         began, caller = monotonic(), request.client.caller
         prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name)
+        if request.path == CHAT:
+            prompt = await self._rendering.correct(request.body, prompt)
         self._metrics.overhead.observe(monotonic() - began)
         service_class = request.client.service_class
         self._count_prompt(0 if service_class is not None and service_class.is_best_effort else prompt.length)
