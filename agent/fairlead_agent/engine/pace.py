@@ -5,8 +5,10 @@ from collections import deque
 TOGETHER_SECONDS = 0.002
 """First tokens that follow each other this closely come from one step."""
 MIN_STEP_TOKENS = 128
-"""Least tokens of a step that is measured. The time of fewer is mostly that of a step and of HTTP: an idle engine would seem slow, and
-routers would never send it a long prompt, which would correct this."""
+"""Least tokens of a step that is measured."""
+LARGE = 0.5
+"""Steps with less than this share of the largest step's tokens are not measured either. Much of their time is that of a step and of HTTP:
+an engine with short prompts would seem slow, and routers would never send it a long one, which would correct this."""
 MIN_TOKENS = 1024
 """Measured tokens before the pace counts as known."""
 STEPS = 32
@@ -53,7 +55,8 @@ class PrefillPace:
     def _end_step(self) -> None:
         seconds, tokens = self._step_seconds, self._step_tokens
         self._step_seconds, self._step_tokens = 0.0, 0
-        if tokens < MIN_STEP_TOKENS or seconds <= 0:
+        largest = max((tokens for _, tokens in self._steps), default=0)
+        if tokens < max(MIN_STEP_TOKENS, LARGE * largest) or seconds <= 0:
             return
         self._steps.append((tokens / seconds, tokens))
         total = sum(tokens for _, tokens in self._steps)

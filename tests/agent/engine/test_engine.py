@@ -72,6 +72,12 @@ def test_short_prompts_do_not_make_an_engine_seem_slow() -> None:
     assert known == measure(pace, [[100]] * 100) == pytest.approx(1200 / 0.28)
 
 
+def test_an_engine_that_gets_only_short_turns_keeps_its_pace() -> None:
+    pace = PrefillPace()
+    long = measure(pace, [[1200]] * 3)
+    assert measure(pace, [[200]] * 50) == long, "another engine, which gets the long prompts, would seem twice as fast"
+
+
 def test_other_work_on_the_machine_does_not_change_the_pace() -> None:
     pace = PrefillPace()
     measure(pace, [[1200]] * 6)
