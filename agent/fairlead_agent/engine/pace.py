@@ -6,9 +6,11 @@ TOGETHER_SECONDS = 0.002
 """First tokens that follow each other this closely come from one step."""
 MIN_STEP_TOKENS = 128
 """Least tokens of a step that is measured."""
-LARGE = 0.5
-"""Steps with less than this share of the largest step's tokens are not measured either. Much of their time is that of a step and of HTTP:
-an engine with short prompts would seem slow, and routers would never send it a long one, which would correct this."""
+LARGE_SHARE = 0.5
+"""Steps with less than this share of the largest recent step's tokens are not measured either. Much of their time is that of a step and of
+HTTP: an engine with short prompts would seem slow, so routers would never send it a long prompt, which alone shows its pace."""
+RECENT = 256
+"""Newest steps whose largest counts."""
 MIN_TOKENS = 1024
 """Measured tokens before the pace counts as known."""
 STEPS = 32
@@ -27,7 +29,9 @@ class PrefillPace:
         self._since = 0.0
         self._step_seconds, self._step_tokens = 0.0, 0
         self._steps: deque[tuple[float, int]] = deque(maxlen=STEPS)
-        """Pace and tokens of each step."""
+        """Pace and tokens of each measured step."""
+        self._sizes: deque[int] = deque(maxlen=RECENT)
+        """Tokens of each step that could be measured."""
         self.tokens_per_second = 0.0
         """The pace; 0 while it is unknown."""
 
@@ -55,8 +59,10 @@ class PrefillPace:
     def _end_step(self) -> None:
         seconds, tokens = self._step_seconds, self._step_tokens
         self._step_seconds, self._step_tokens = 0.0, 0
-        largest = max((tokens for _, tokens in self._steps), default=0)
-        if tokens < max(MIN_STEP_TOKENS, LARGE * largest) or seconds <= 0:
+        if tokens < MIN_STEP_TOKENS or seconds <= 0:
+            return
+        self._sizes.append(tokens)
+        if tokens < LARGE_SHARE * max(self._sizes):
             return
         self._steps.append((tokens / seconds, tokens))
         total = sum(tokens for _, tokens in self._steps)

@@ -72,10 +72,16 @@ def test_short_prompts_do_not_make_an_engine_seem_slow() -> None:
     assert known == measure(pace, [[100]] * 100) == pytest.approx(1200 / 0.28)
 
 
-def test_an_engine_that_gets_only_short_turns_keeps_its_pace() -> None:
+def test_an_engine_that_gets_only_short_prompts_keeps_its_pace() -> None:
     pace = PrefillPace()
     long = measure(pace, [[1200]] * 3)
     assert measure(pace, [[200]] * 50) == long, "another engine, which gets the long prompts, would seem twice as fast"
+
+
+def test_one_huge_prompt_does_not_keep_the_pace_for_ever() -> None:
+    pace = PrefillPace()
+    before = measure(pace, [[50_000]])
+    assert measure(pace, [[1200]] * 400, slower=8.0) < before / 4
 
 
 def test_other_work_on_the_machine_does_not_change_the_pace() -> None:

@@ -53,22 +53,24 @@ REPETITIONS = 64
 NEW_TOKENS = 8
 """Tokens of each request that runs beside chunks or is drafted for."""
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Largest change of a logit that rounding explains in any model."""
-MEASURED_PROMPTS, MEASURED_LENGTH, MEASURED_TOKENS, MEASURED_LOGITS = 8, 16, 4, 20
-"""Prompts that run together and alone, their tokens, those of their answers, and the logits that are compared for each of these."""
-MARGIN = 2.0
-"""How much larger than the measured changes others may be: a trial chooses from many more logits than are measured."""
-MOST_ROUNDING = 20.0
-"""The largest change that is accepted, in units of `ROUNDING`."""
+"""Change of a logit that is always allowed."""
 ROUNDED_INPUTS = 0.3
 """The same if linear layers round their inputs, or the KV cache its numbers, to 8 bits; see `check.ROUNDED_TOLERANCE`."""
+MEASURED_PROMPTS, MEASURED_LENGTH = 8, 16
+"""Prompts that run together and alone, and the tokens of each."""
+MEASURED_TOKENS, MEASURED_LOGITS = 4, 20
+"""Tokens of each answer to them, and logits that are compared for each of these tokens."""
+MARGIN = 2.0
+"""How much larger than the measured changes others may be: a trial chooses from many more logits than are measured."""
+MOST_ROUNDING = 8.0
+"""Largest change that is allowed however much was measured, in units of the change that always is. An H100 gave 2 for a random 8B model."""
 SAMPLINGS = (
     Sampling(max_tokens=1, temperature=0, ignore_eos=True),
     Sampling(max_tokens=1, temperature=0.8, seed=7, ignore_eos=True),
     Sampling(max_tokens=1, temperature=0, repetition_penalty=1.3, ignore_eos=True),
-    Sampling(max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, seed=11, logprobs=2, ignore_eos=True),
+    Sampling(max_tokens=1, temperature=1.0, top_p=0.9, seed=11, logprobs=2, ignore_eos=True),
 )
-"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or filter tokens."""
+"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or drop unlikely ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +215,7 @@ class _Trial:
             self._waves.append(self._prompts(common, context, runner.pieces.sizes, limits.prefill))
         if config.speculative_method == "ngram":
             self._waves.append(self._repetitions(common, context))
-        self._alike = self._measured_wave(common, context)
+        self._measured_prompts = self._measured_wave(common, context)
         self.count = sum(len(wave.requests) for wave in self._waves)
 
     def prepare(self) -> str:
@@ -277,7 +279,8 @@ class _Trial:
         prompt = max(1, min(MEASURED_LENGTH, context - MEASURED_TOKENS))
         new = max(1, min(MEASURED_TOKENS, context - prompt))
         most = min(MEASURED_PROMPTS, config.max_num_seqs, max(1, self._pages // (-(-(prompt + new) // self._page_size) + 1)))
-        sampling = Sampling(max_tokens=new, temperature=0, logprobs=MEASURED_LOGITS, ignore_eos=True)
+        logits = min(MEASURED_LOGITS, self._runner.loaded.vocabulary_size)
+        sampling = Sampling(max_tokens=new, temperature=0, logprobs=logits, ignore_eos=True)
         requests = [self._request(f"measured {number}", prompt, sampling, 0) for number in range(most)]
         return _Wave(replace(config, chunked_prefill_size=0), requests)
 
@@ -325,7 +328,7 @@ class _Trial:
     def _request(self, name: str, length: int, sampling: Sampling, adapter: int, among: Sequence[int] = ()) -> Submit:
         vocabulary = range(self._runner.loaded.vocabulary_size)
         if sampling.temperature > 0 and not sampling.allowed_token_ids:
-            sampling = structs.replace(sampling, allowed_token_ids=tuple(self._random.sample(vocabulary, 2)))
+            sampling = structs.replace(sampling, allowed_token_ids=tuple(self._random.sample(vocabulary, min(2, len(vocabulary)))))
         among = among or vocabulary
         tokens = array("I", [among[self._random.randrange(len(among))] for _ in range(length)])
         return Submit(f"trial, {name}", tokens.tobytes(), sampling, 0, adapter=adapter)
@@ -420,18 +423,24 @@ class _Trial:
         """Return the largest change of a logit that rounding explains."""
         if self._measured is None:
             least = _least_rounding(self._runner.loaded)
-            self._measured = min(max(least, MARGIN * self._measure()), MOST_ROUNDING * least)
-            logger.info("rounding explains changes of a logit by %.2f", self._measured)
+            found = MARGIN * self._measure()
+            self._measured = min(max(least, found), MOST_ROUNDING * least)
+            logger.log(
+                logging.INFO if found <= self._measured else logging.WARNING,
+                "steps of other sizes change logits by %.2f; %.2f are taken for rounding",
+                found / MARGIN,
+                self._measured,
+            )
         return self._measured
 
     def _measure(self) -> float:
         """Return the largest change of a likely token's log-probability between prompts that run together and alone."""
         together, alone = dict[str, list[TokenLogprobs]](), dict[str, list[TokenLogprobs]]()
         with self._graphs(PLAIN):
-            want = self._serve(self._alike, False, together)
+            want = self._serve(self._measured_prompts, False, together)
             have = dict[str, list[int]]()
-            for request in self._alike.requests:
-                have |= self._serve(_Wave(self._alike.config, [request]), False, alone)
+            for request in self._measured_prompts.requests:
+                have |= self._serve(_Wave(self._measured_prompts.config, [request]), False, alone)
         changes = [0.0]
         for name, tokens in want.items():
             same = _first_difference(tokens, have[name]) + 1  # what comes after another token is no change by rounding

@@ -165,6 +165,8 @@ class Modules:
         self._modules = modules
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_modules":  # of a copy that is being made
+            raise AttributeError(name)
         for module in self._modules:
             if hasattr(module, name):
                 return getattr(module, name)
