@@ -152,7 +152,7 @@ class Explicit:
     """The model in float32 on transformers' own attention, to be given other numbers."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        # transformers itself asks for `accelerate` here: with it nothing goes through the host. transformers widens numbers on the host, slowly.
+        # transformers asks for `accelerate` here: with it nothing goes through the host, on which numbers would be widened slowly.
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map={"": device}).float().eval()
         self._rounds = self._blocks = False
         found = {path: part for path, part in self._model.named_modules() if isinstance(part, nn.Linear) and path.endswith("_proj")}

@@ -287,13 +287,22 @@ async def test_in_a_mixed_fleet_the_engine_is_asked_whichever_worker_reported_la
     await eventually(lambda: any(one.path == "/tokenize" for one in other.received), "the engine is asked")
 
 
-async def test_the_endpoint_picker_asks_the_engine_too(fleet: Fleet) -> None:
+async def test_the_endpoint_picker_counts_the_engines_own_tokens_too(fleet: Fleet) -> None:
     worker = await engine(fleet, behaviour=renders_parts_otherwise)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a part"}, {"type": "text", "text": "another"}]}]
     async with picking(fleet, worker) as (router, asking):
         await eventually(lambda: len(router.table.engines()) == 1, "the engine has reported")
-        body = {"model": "stand-in", "messages": [{"role": "user", "content": [{"type": "text", "text": "a part"}]}]}
-        exchange = asking.exchange()
-        await exchange.request("/v1/chat/completions", json.dumps(body).encode())
-        assert (await exchange.picked())[0] == [worker.address]
-        await eventually(lambda: any(one.path == "/tokenize" for one in worker.received), "the engine is asked")
-        exchange.call.cancel()
+
+        async def pick() -> dict[str, str]:
+            exchange = asking.exchange()
+            try:
+                await exchange.request("/v1/chat/completions", json.dumps({"model": "stand-in", "messages": messages}).encode())
+                endpoints, headers = await exchange.picked()
+                assert endpoints == [worker.address]
+                return headers
+            finally:
+                exchange.call.cancel()
+
+        await pick()
+        await eventually(lambda: False in router.server.router.rendering._agrees.values(), "the tokens differ")
+        assert (await pick())["x-fairlead-prompt-tokens"] == str(len(own_rendering(messages)))
