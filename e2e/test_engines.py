@@ -99,6 +99,7 @@ def engines(installed: System, tmp_path_factory: pytest.TempPathFactory) -> Iter
     from transformers import AutoModelForCausalLM
 
     save_adapter(AutoModelForCausalLM.from_pretrained(models / "tiny"), models / ADAPTER, 1, targets=["q_proj", "v_proj"])
+    (models / ADAPTER / "adapter_model.safetensors").chmod(0o644)  # safetensors writes 0600, and the engine is not root
     image = installed.cluster.add_image("fairlead-vllm", HERE / "images" / "Containerfile.vllm", [])
     engines = Engines(installed, image)
     with claim(installed, MODEL_CLAIM, models), claim(installed, VLLM_CLAIM, environment.folder), engines.service.deleted_afterwards():
