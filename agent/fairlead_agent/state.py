@@ -117,6 +117,8 @@ class Agent:
         gaps = stats.token_gaps - self.stats.token_gaps
         if gaps > 0 and self.stats.started == stats.started:
             self.step_seconds = max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds) / gaps
+        elif not stats.running:  # what it was is no measure of an idle engine: a slow step would keep short prompts away, and stay
+            self.step_seconds = 0.0
         self.stats, self.engine_metrics, self._scraped_at = stats, text, time.monotonic()
         if self.publisher is not None:
             self.publisher.report(self.load())

@@ -305,6 +305,20 @@ async def test_the_backlog_leaves_out_prompts_of_whole_answers_once_they_are_com
         assert state.backlog_tokens(second.began + 1) == 0
 
 
+async def test_a_slow_step_is_forgotten_when_the_engine_is_idle(tmp_path: Path) -> None:
+    """Routers would keep short prompts away from it, so it would never run a faster one."""
+    async with pair(tmp_path) as (_, agent):
+        state = agent.agent
+        state.set_stats(EngineStats(running=1), b"")
+        slow = EngineStats(running=1, token_gaps=10, token_gap_seconds=5.0)
+        state.set_stats(slow, b"")
+        assert state.load().step_seconds == 0.5
+        state.set_stats(slow, b"")
+        assert state.load().step_seconds == 0.5, "it runs, but gave no token since"
+        state.set_stats(EngineStats(token_gaps=10, token_gap_seconds=5.0), b"")
+        assert state.load().step_seconds == 0
+
+
 async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
     async with pair(tmp_path, canary="r2") as (_, agent):
         ready = (await agent.client.get("/ready")).json()
