@@ -1,4 +1,4 @@
-"""Step times on an H200 or H100, predicted without one: the worker's steps run on a fake GPU, and kernels are counted.
+"""Step times on an H200 or H100, predicted: the worker's steps run on a fake GPU, and kernels are counted.
 
 The real scheduler's plans, runner, fusions, attention backend and CUDA graphs run for the published shapes of four models, without weights.
 Launches, kernels, bytes and FLOPs are counted for two depths, and continued to the whole model. The times are computed from them with the
