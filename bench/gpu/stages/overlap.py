@@ -30,8 +30,8 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     what memory would allow (weights and KV read once a step): this device's as measured, and the bar's. Then a chunk, beside what products
     would allow, and the plain way again under `--deterministic`.
     """
-    batches, context, new = ((1, 16, 64, 256), 2048, 64) if not device.tiny else ((1, 3), 24, 6)
-    batches = batches if kit.large else batches[:-1]
+    sizes, context, new = ((1, 16, 64, 256), 2048, 64) if not device.tiny else ((1, 3), 24, 6)
+    batches = sizes if kit.large else sizes[:-1]
     shape, plain = "tiny" if device.tiny else "8b", dict[int, float]()
     rates, sheet = roofline(device), rates_of(device)
     runner = kit.shared(batches[-1] * -(-(context + new + 16) // 16) + 64, batches[-1])
