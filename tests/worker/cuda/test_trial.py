@@ -8,7 +8,7 @@ from tests.worker.cuda.engine import CONTEXT, PAGES, Engine, device_engine
 from tests.worker.cuda.machine import Failure, Machine
 from tests.worker.cuda.planted import Patch, Plant
 
-from fairlead_worker.execution import trial
+from fairlead_worker.execution import trial, trial_requests
 from fairlead_worker.execution.trial import Modes, Outcome, try_modes
 
 BOTH = Modes(graphs=True, overlap=True)
@@ -33,8 +33,8 @@ def serve(engine: Engine, expected: list[list[int]]) -> None:
 def few(monkeypatch: Patch) -> None:
     """A shorter trial: a failure is planted into it many times."""
     monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
-    monkeypatch.setattr(trial, "NEW_TOKENS", 3)
-    monkeypatch.setattr(trial, "CHUNK", 4)
+    monkeypatch.setattr(trial_requests, "NEW_TOKENS", 3)
+    monkeypatch.setattr(trial_requests, "CHUNK", 4)
 
 
 def test_the_trial_is_in_order_and_leaves_no_page_behind(few: None, expected: list[list[int]]) -> None:

@@ -5,8 +5,7 @@ engine's cache and no count in its statistics. Only rank 0 plans and samples, so
 
 A padded batch and a graph's plan may sum in another order, which turns the last bits of a logit. So another token counts as equal if plain
 steps choose it too once its logit is larger, and that of the first token smaller, by what rounding explains. That depends on the model and
-the device, so it is measured: some prompts run with plain steps together and alone, whose products have other shapes. Sampled requests
-choose between two tokens: among all, a draw depends on the sum of all probabilities before a token, which no change of two logits repeats.
+the device, so it is measured: some prompts run with plain steps together and alone, whose products have other shapes.
 """
 
 import logging
@@ -14,9 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from random import Random
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -27,13 +24,13 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution.graphs import batch_sizes, describe_failure
+from fairlead_worker.execution.graphs import describe_failure
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.ipc.messages import Sampling, Submit, TokenLogprobs
+from fairlead_worker.execution.trial_requests import TrialRequests, Wave
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -42,35 +39,14 @@ from fairlead_worker.weights.progress import Progress, no_progress
 
 MAX_SECONDS = 20.0
 """Limit of the whole trial; a trial that is not over by then counts as failed."""
-MOST_ROWS = 8
-"""Most decodes in a step without graphs to compare."""
-CHUNK = 64
-"""Most tokens of a chunk, so that prompts are computed in several."""
-LONGEST_WINDOW = 2048
-"""Sliding windows up to this many tokens are exceeded by a request."""
-REPETITIONS = 64
-"""Tokens of a prompt that consists of two, so that it has nearly all of their n-grams of up to four tokens."""
-NEW_TOKENS = 8
-"""Tokens of each request that runs beside chunks or is drafted for."""
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Change of a logit that is always allowed."""
 ROUNDED_INPUTS = 0.3
 """The same if linear layers round their inputs, or the KV cache its numbers, to 8 bits; see `check.ROUNDED_TOLERANCE`."""
-MEASURED_PROMPTS, MEASURED_LENGTH = 8, 16
-"""Prompts that run together and alone, and the tokens of each."""
-MEASURED_TOKENS, MEASURED_LOGITS = 4, 20
-"""Tokens of each answer to them, and logits that are compared for each of these tokens."""
 MARGIN = 2.0
 """How much larger than the measured changes others may be: a trial chooses from many more logits than are measured."""
 MOST_ROUNDING = 8.0
 """Largest change that is allowed however much was measured, in units of the change that always is. An H100 gave 2 for a random 8B model."""
-SAMPLINGS = (
-    Sampling(max_tokens=1, temperature=0, ignore_eos=True),
-    Sampling(max_tokens=1, temperature=0.8, seed=7, ignore_eos=True),
-    Sampling(max_tokens=1, temperature=0, repetition_penalty=1.3, ignore_eos=True),
-    Sampling(max_tokens=1, temperature=1.0, top_p=0.9, seed=11, logprobs=2, ignore_eos=True),
-)
-"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or drop unlikely ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -171,14 +147,6 @@ class _TookTooLong(Exception):
     """The trial is over its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wave:
-    """Requests that arrive at once."""
-
-    config: SchedulerConfig
-    requests: Sequence[Submit]
-
-
 class _Trial:
     """The requests of a trial, and their tokens with plain steps."""
 
@@ -191,31 +159,12 @@ class _Trial:
         """Whether plain steps have shown what to expect, and there is time left."""
         self._runner, self._progress, self._is_over = runner, progress, is_over
         self._page_size, self._pages = runner.backend.spec.page_size, runner.backend.pages
-        self._random = Random(5)
         self._runs = 0
         self._expected: dict[str, list[int]] = {}
         self._measured: float | None = None
         """The largest change of a logit that rounding explains; None: not measured, as no token differed."""
-        limits = StepLimits.from_config(config, self._page_size)
-        common = replace(
-            config,
-            max_prefill_tokens=min(config.max_prefill_tokens, limits.prefill),
-            prefill_max_requests=0,
-            idle_prefill_chunks=1,
-            itl_target_ms=0,
-            policy="fcfs",
-            initial_new_token_ratio=1.0,
-            min_new_token_ratio=1.0,
-        )
-        self._waves = [self._decodes(common, context, 0)]
-        if adapter:
-            self._waves.append(self._decodes(common, context, adapter))
-        self._waves.append(self._chunks(common, context, adapter))
-        if runner.pieces is not None:
-            self._waves.append(self._prompts(common, context, runner.pieces.sizes, limits.prefill))
-        if config.speculative_method == "ngram":
-            self._waves.append(self._repetitions(common, context))
-        self._measured_prompts = self._measured_wave(common, context)
+        requests = TrialRequests(runner, config, context, adapter)
+        self._waves, self._measured_prompts = requests.waves, requests.measured
         self.count = sum(len(wave.requests) for wave in self._waves)
 
     def prepare(self) -> str:
@@ -255,84 +204,6 @@ class _Trial:
         self._expected = self._run(PLAIN)
         return ""
 
-    def _decodes(self, config: SchedulerConfig, context: int, adapter: int) -> _Wave:
-        """Return short prompts that are computed together, and then end one after another: a step for each graph, full and padded in turns.
-
-        All or, with an adapter, two of three requests have no adapter.
-        """
-        graphs = self._runner.graphs
-        sizes = batch_sizes(MOST_ROWS) if graphs is None else graphs.sizes
-        most = min(config.max_num_seqs, self._pages // -(-(6 + len(sizes) + 2) // self._page_size))
-        counts = [
-            max(size - place % 2, (sizes[place - 1] if place else 0) + 1) for place, size in enumerate(sizes) if size <= most or not place
-        ]
-        requests = []
-        for number in range(counts[-1]):
-            prompt = 3 + number % 4
-            new = min(1 + sum(count > number for count in counts), max(1, context - prompt))
-            sampling = structs.replace(SAMPLINGS[number % 2], max_tokens=new, seed=number)
-            requests.append(self._request(f"decode {number}, adapter {adapter}", prompt, sampling, adapter if number % 3 == 1 else 0))
-        return _Wave(replace(config, chunked_prefill_size=0), requests)
-
-    def _measured_wave(self, config: SchedulerConfig, context: int) -> _Wave:
-        """Return prompts for `_rounding`."""
-        prompt = max(1, min(MEASURED_LENGTH, context - MEASURED_TOKENS))
-        new = max(1, min(MEASURED_TOKENS, context - prompt))
-        most = min(MEASURED_PROMPTS, config.max_num_seqs, max(1, self._pages // (-(-(prompt + new) // self._page_size) + 1)))
-        logits = min(MEASURED_LOGITS, self._runner.loaded.vocabulary_size)
-        sampling = Sampling(max_tokens=new, temperature=0, logprobs=logits, ignore_eos=True)
-        requests = [self._request(f"measured {number}", prompt, sampling, 0) for number in range(most)]
-        return _Wave(replace(config, chunked_prefill_size=0), requests)
-
-    def _chunks(self, config: SchedulerConfig, context: int, adapter: int) -> _Wave:
-        """Return prompts that are computed in chunks beside decodes. One exceeds the shortest sliding window, unless that is long."""
-        windows = [kind.window for kind in self._runner.backend.spec.layers if kind.window is not None]
-        window = min((window for window in windows if window <= LONGEST_WINDOW), default=0)
-        chunk = max(CHUNK, -(-window // 8))
-        if config.chunked_prefill_size > 0:
-            chunk = min(config.chunked_prefill_size, chunk)
-        lengths, requests, left = (5, 17, 9, 2 * chunk + 7, chunk + 3, window + chunk // 2), list[Submit](), self._pages
-        for number, length in enumerate(lengths):
-            prompt = max(1, min(length, context - NEW_TOKENS))
-            left -= -(-(prompt + NEW_TOKENS) // self._page_size) + 1
-            if left < 0 and requests:
-                break
-            new = max(1, min(NEW_TOKENS, context - prompt, left * self._page_size))
-            sampling = structs.replace(SAMPLINGS[number % len(SAMPLINGS)], max_tokens=new)
-            requests.append(self._request(f"chunk {number}", prompt, sampling, adapter if number % 3 == 1 else 0))
-        return _Wave(replace(config, chunked_prefill_size=chunk if config.chunked_prefill_size > 0 else 0), requests)
-
-    def _prompts(self, config: SchedulerConfig, context: int, sizes: Sequence[int], most: int) -> _Wave:
-        """Return prompts that are computed one by one: a step for each of the piecewise graphs, full, and one padded."""
-        requests, left = list[Submit](), self._pages
-        for smaller, size in pairwise((0, *sizes)):
-            for prompt in sorted({min(length, most, context - NEW_TOKENS) for length in (smaller + 1, size)}):
-                left -= -(-(prompt + NEW_TOKENS) // self._page_size) + 1
-                if prompt < 1 or left < 0:
-                    break
-                sampling = structs.replace(SAMPLINGS[len(requests) % 2], max_tokens=NEW_TOKENS)
-                requests.append(self._request(f"prompt {len(requests)} of {prompt} tokens", prompt, sampling, 0))
-        return _Wave(replace(config, chunked_prefill_size=0, prefill_max_requests=1, enable_mixed_chunk=False), requests)
-
-    def _repetitions(self, config: SchedulerConfig, context: int) -> _Wave:
-        """Return prompts and answers of two tokens each, from which n-grams are drafted: the other prompts do not repeat themselves."""
-        prompt, requests, left = max(1, min(REPETITIONS, context - NEW_TOKENS)), list[Submit](), self._pages
-        while len(requests) < 3 and (left := left - -(-(prompt + NEW_TOKENS) // self._page_size) - 1) >= 0:
-            number = len(requests)
-            pair = tuple(self._random.sample(range(self._runner.loaded.vocabulary_size), 2))
-            new = max(1, min(NEW_TOKENS, context - prompt))
-            sampling = structs.replace(SAMPLINGS[number % 2], max_tokens=new, allowed_token_ids=pair)
-            requests.append(self._request(f"repetition {number}", prompt, sampling, 0, pair))
-        return _Wave(config, requests)
-
-    def _request(self, name: str, length: int, sampling: Sampling, adapter: int, among: Sequence[int] = ()) -> Submit:
-        vocabulary = range(self._runner.loaded.vocabulary_size)
-        if sampling.temperature > 0 and not sampling.allowed_token_ids:
-            sampling = structs.replace(sampling, allowed_token_ids=tuple(self._random.sample(vocabulary, min(2, len(vocabulary)))))
-        among = among or vocabulary
-        tokens = array("I", [among[self._random.randrange(len(among))] for _ in range(length)])
-        return Submit(f"trial, {name}", tokens.tobytes(), sampling, 0, adapter=adapter)
-
     def _run(self, modes: Modes) -> dict[str, list[int]]:
         """Return the tokens of each request."""
         with self._graphs(modes):
@@ -356,7 +227,7 @@ class _Trial:
             if drafter is not None:
                 drafter.graphs = drafted
 
-    def _serve(self, wave: _Wave, overlapped: bool, logprobs: dict[str, list[TokenLogprobs]] | None = None) -> dict[str, list[int]]:
+    def _serve(self, wave: Wave, overlapped: bool, logprobs: dict[str, list[TokenLogprobs]] | None = None) -> dict[str, list[int]]:
         """Run the requests of `wave` to their end with an empty cache. Return the tokens of each. `logprobs`: gets those of each."""
         scheduler = Scheduler(wave.config, PrefixCache(PagePool(self._pages, self._page_size), self._page_size, extend))
         tokens = {request.id: array("I") for request in wave.requests}
@@ -397,7 +268,7 @@ class _Trial:
         first = f"the first is {wrong[0]!r}, from token {at + 1} on"
         return f"{len(wrong)} of {self.count} requests get other tokens than with plain steps; {first}"
 
-    def _differing(self, wave: _Wave, got: dict[str, list[int]]) -> list[str]:
+    def _differing(self, wave: Wave, got: dict[str, list[int]]) -> list[str]:
         """Return the requests of `wave` whose first other token plain steps would not choose, whatever is rounded."""
         other: dict[str, int] = {}
         judged = []
@@ -416,7 +287,7 @@ class _Trial:
         if not judged:
             return []
         with self._graphs(PLAIN):
-            chosen = self._serve(_Wave(wave.config, judged), overlapped=False)
+            chosen = self._serve(Wave(wave.config, judged), overlapped=False)
         return [name for name, token in other.items() if chosen[name] != [token]]
 
     def _rounding(self) -> float:
@@ -440,7 +311,7 @@ class _Trial:
             want = self._serve(self._measured_prompts, False, together)
             have = dict[str, list[int]]()
             for request in self._measured_prompts.requests:
-                have |= self._serve(_Wave(self._measured_prompts.config, [request]), False, alone)
+                have |= self._serve(Wave(self._measured_prompts.config, [request]), False, alone)
         changes = [0.0]
         for name, tokens in want.items():
             same = _first_difference(tokens, have[name]) + 1  # what comes after another token is no change by rounding

@@ -92,7 +92,7 @@ def fuse_projections(model: PreTrainedModel) -> int:
         if not sites:
             continue
         before = trial_logits(model)
-        tolerance = PASS_TOLERANCE[before.dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE
+        tolerance = pass_tolerance(model)
         first = {child: getattr(sites[0], child) for child in children}
         if not _stack(sites[0], name, children):
             continue
@@ -197,3 +197,8 @@ def tolerance_of(module: nn.Module) -> float | None:
     if any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules()):
         return LOW_BIT_TOLERANCE
     return None
+
+
+def pass_tolerance(model: PreTrainedModel) -> float:
+    """Return the largest `probe.difference` that rounding explains in a pass through `model`."""
+    return PASS_TOLERANCE[model.dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE

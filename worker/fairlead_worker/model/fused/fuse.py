@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.fuse import tolerance_of
+from fairlead_worker.model.fuse import pass_tolerance
 from fairlead_worker.model.fused.experts import expert_patches, has_experts
 from fairlead_worker.model.fused.gated import gated_patches
 from fairlead_worker.model.fused.library import DTYPES, Library
@@ -20,7 +20,7 @@ from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
 from fairlead_worker.model.fused.sums import group_of, is_sharded, sum_patches
 from fairlead_worker.model.fused.trial import trial
-from fairlead_worker.model.probe import LOW_BIT_PASS_TOLERANCE, PASS_TOLERANCE, difference
+from fairlead_worker.model.probe import difference
 from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def fuse_layers(
     applies = {"experts": has_experts, "sums": is_sharded}
     group = group_of(model)
     before = trial(model, limit)
-    tolerance = PASS_TOLERANCE[dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE
+    tolerance = pass_tolerance(model)
     made: dict[str, int] = {}
     for kind in (kind for kind in KINDS if kind in kinds and (kind not in applies or applies[kind](model))):
         patches: list[Patch] = []
