@@ -11,6 +11,7 @@ import msgspec
 from fairlead_agent.config import AgentConfig
 from fairlead_agent.engine.metrics import EngineStats
 from fairlead_agent.engine.pace import PrefillPace
+from fairlead_agent.engine.step_time import StepTime
 from fairlead_agent.kv.blocks import EngineBlocks
 from fairlead_agent.kv.indexed import IndexedBlocks, Promise
 from fairlead_agent.kv.publisher import Publisher
@@ -78,11 +79,11 @@ class Agent:
         self.engine_metrics = b""
         self.silent_since: float | None = None
         """Since when the engine has not answered, monotonic seconds; None: it answers, or it is not up."""
-        self.step_seconds = 0.0
         self.blocks: EngineBlocks | None = None
         self.indexed: IndexedBlocks | None = None
         self.publisher: Publisher | None = None
         self.pace = PrefillPace()
+        self.step_time = StepTime()
         self.arrivals = ArrivalRate()
         self._pending: dict[Pending, None] = {}
         """Requests without an answer, the oldest first."""
@@ -115,10 +116,10 @@ class Agent:
     def set_stats(self, stats: EngineStats, text: bytes) -> None:
         """Set the newest scrape of the engine, and report it to the index."""
         gaps = stats.token_gaps - self.stats.token_gaps
-        if gaps > 0 and self.stats.started == stats.started:
-            self.step_seconds = max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds) / gaps
-        elif not stats.running:  # what it was is no measure of an idle engine: a slow step would keep short prompts away, and stay
-            self.step_seconds = 0.0
+        if self.stats.started != stats.started:
+            self.step_time = StepTime()
+        elif gaps > 0:
+            self.step_time.record(max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds), gaps)
         self.stats, self.engine_metrics, self._scraped_at = stats, text, time.monotonic()
         if self.publisher is not None:
             self.publisher.report(self.load())
@@ -209,7 +210,7 @@ class Agent:
             waiting=stats.waiting,
             backlog_tokens=self.backlog_tokens(time.monotonic()),
             prefill_rate=self.pace.tokens_per_second,
-            step_seconds=self.step_seconds,
+            step_seconds=self.step_time.seconds if stats.running else 0.0,
             pages_free=round(stats.blocks * (1.0 - stats.kv_usage)),
             pages_total=stats.blocks,
             page_size=stats.block_size,

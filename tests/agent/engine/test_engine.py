@@ -43,7 +43,7 @@ def test_stats_of_sglang_and_its_families_under_our_names() -> None:
 def measure(pace: PrefillPace, steps: list[list[int]], slower: float = 1.0) -> float:
     """Compute the prompts of each step at 5,000 tokens/s and 40 ms besides, and return the pace."""
     now = 0.0
-    for tokens in [*steps, [1]]:  # the last one ends the step before it
+    for tokens in steps:
         for _ in tokens:
             pace.begin(now)
         now += 0.04 + slower * sum(tokens) / 5000
@@ -89,6 +89,30 @@ def test_other_work_on_the_machine_does_not_change_the_pace() -> None:
     measure(pace, [[1200]] * 6)
     assert measure(pace, [[1200]] * 3, slower=8.0) == pytest.approx(1200 / 0.28)
     assert measure(pace, [[1200]] * 32, slower=8.0) == pytest.approx(1200 / 1.96, rel=0.01), "a slower engine is noticed"
+
+
+def test_equal_engines_have_equal_paces() -> None:
+    """One computes single prompts, the other also batches in which other work slows it down."""
+    single = measure(PrefillPace(), [[1200]] * 20)
+    pace = PrefillPace()
+    measure(pace, [[1200]] * 8)
+    for _ in range(6):
+        measure(pace, [[1200] * 4], slower=3.0)
+        mixed = measure(pace, [[1200]] * 2)
+    assert mixed == pytest.approx(single, rel=0.05)
+
+
+def test_a_busy_engine_is_measured_too() -> None:
+    pace, now = PrefillPace(), 0.0
+    for _ in range(4):
+        pace.begin(now)
+    for _ in range(100):  # steps of four prompts, and it is never idle
+        for _ in range(4):
+            pace.begin(now)
+        now += 1.0
+        for number in range(4):
+            pace.end(now + 0.001 * number, 1200)
+    assert pace.tokens_per_second == pytest.approx(4800, rel=0.02), "no period ends within a step"
 
 
 def test_unknown_prompts_do_not_count() -> None:

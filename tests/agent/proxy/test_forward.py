@@ -305,18 +305,23 @@ async def test_the_backlog_leaves_out_prompts_of_whole_answers_once_they_are_com
         assert state.backlog_tokens(second.began + 1) == 0
 
 
-async def test_a_slow_step_is_forgotten_when_the_engine_is_idle(tmp_path: Path) -> None:
-    """Routers would keep short prompts away from it, so it would never run a faster one."""
+async def test_the_step_is_one_without_prefill(tmp_path: Path) -> None:
+    """With the mean of the last scrape, conversations left an engine that had just computed other prompts."""
     async with pair(tmp_path) as (_, agent):
         state = agent.agent
-        state.set_stats(EngineStats(running=1), b"")
-        slow = EngineStats(running=1, token_gaps=10, token_gap_seconds=5.0)
-        state.set_stats(slow, b"")
-        assert state.load().step_seconds == 0.5
-        state.set_stats(slow, b"")
-        assert state.load().step_seconds == 0.5, "it runs, but gave no token since"
-        state.set_stats(EngineStats(token_gaps=10, token_gap_seconds=5.0), b"")
-        assert state.load().step_seconds == 0
+        state.set_stats(EngineStats(running=1, started=1.0), b"")
+        assert state.load().step_seconds == 0, "unknown"
+        state.set_stats(EngineStats(running=1, started=1.0, token_gaps=40, token_gap_seconds=0.4), b"")
+        assert state.load().step_seconds == 0.01
+        state.set_stats(EngineStats(running=1, started=1.0, token_gaps=80, token_gap_seconds=10.4), b"")
+        assert state.load().step_seconds == 0.01, "these tokens waited for prefill"
+        state.set_stats(EngineStats(started=1.0, token_gaps=80, token_gap_seconds=10.4), b"")
+        assert state.load().step_seconds == 0, "idle"
+        for gaps in range(120, 80 + 17 * 40, 40):
+            state.set_stats(EngineStats(running=1, started=1.0, token_gaps=gaps, token_gap_seconds=10.4 + (gaps - 80) / 20), b"")
+        assert state.load().step_seconds == pytest.approx(0.05), "a slower engine is noticed"
+        state.set_stats(EngineStats(running=1, started=2.0), b"")
+        assert state.load().step_seconds == 0, "another process"
 
 
 async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
