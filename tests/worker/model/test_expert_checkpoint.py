@@ -31,9 +31,10 @@ from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQu
 from fairlead_worker.model import expert_checkpoint, loader
 from fairlead_worker.model.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import checkpoint
+from fairlead_worker.model.lowbit import checkpoint, choose
 from fairlead_worker.model.lowbit.checkpoint import reason_against
-from fairlead_worker.model.lowbit.experts import LowBitExperts, PlainProduct, Scales, problem_of, trial_sizes
+from fairlead_worker.model.lowbit.choose import problem_of, trial_sizes
+from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder
 from fairlead_worker.model.probe import trial_logits
@@ -194,23 +195,22 @@ def test_files_of_other_forms_say_so(tmp_path: Path) -> None:
 
 def test_a_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that the trial covers each tile of the kernel."""
-    from fairlead_worker.model.lowbit import experts
 
     class Swapped(PlainProduct):
         """Takes the scales of the next expert, for many rows alone."""
 
         def multiply(self, inputs: Any, weights: Any, route: Any, each: int) -> torch.Tensor:
             scale = weights.scale.roll(1, 0) if len(route.order) > 50 else weights.scale
-            return super().multiply(inputs, experts.ExpertWeights(weights.values, scale, weights.scales), route, each)
+            return super().multiply(inputs, ExpertWeights(weights.values, scale, weights.scales), route, each)
 
     cpu = torch.device("cpu")
-    monkeypatch.setattr(experts, "rounder", lambda device, blocks=False: TorchRounder(blocks))
-    monkeypatch.setattr(experts, "triton_product", PlainProduct)
+    monkeypatch.setattr(choose, "rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(choose, "triton_product", PlainProduct)
     for scales in Scales:
         assert problem_of(cpu, scales, False, 3) == "" and (scales is Scales.GROUPS or problem_of(cpu, scales, True, 3) == "")
-    monkeypatch.setattr(experts, "triton_product", Swapped)
+    monkeypatch.setattr(choose, "triton_product", Swapped)
     assert "% off" in problem_of(cpu, Scales.ROWS, True, 3)
-    monkeypatch.setattr(experts, "triton_product", lambda: 1 / 0)
+    monkeypatch.setattr(choose, "triton_product", lambda: 1 / 0)
     assert problem_of(cpu, Scales.ROWS, True, 3).startswith("ZeroDivisionError")
     tiles = pytest.importorskip("fairlead_worker.model.lowbit.kernels.experts").TILES
     used = [next(tile for tile in tiles if 2 * tokens <= tile.most * 128) for tokens in trial_sizes(128)]

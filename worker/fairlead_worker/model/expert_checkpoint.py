@@ -22,8 +22,9 @@ from fairlead_worker.model.fp8_layers import ROWWISE_FP8, TILE
 from fairlead_worker.model.fused.gated import activation_of
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.lowbit.checkpoint import count_experts
-from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales, problem_of, triton_product
-from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, rounder
+from fairlead_worker.model.lowbit.choose import problem_of, rounder, triton_product
+from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales
+from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP
 
 logger = logging.getLogger(__name__)
 

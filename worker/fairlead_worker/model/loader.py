@@ -28,9 +28,9 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
+from fairlead_worker.model.lowbit.choose import rounder
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
-from fairlead_worker.model.lowbit.rows import rounder
 from fairlead_worker.model.lowbit.stored import COMPRESSED, Stored, find_stored, stored_class, take_stored
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling

@@ -13,18 +13,9 @@ from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.fused.experts import GroupedExperts
-from fairlead_worker.model.lowbit.experts import (
-    ExpertWeights,
-    LowBitExperts,
-    PlainProduct,
-    Product,
-    Route,
-    Scales,
-    find_route,
-    problem_of,
-    triton_product,
-)
-from fairlead_worker.model.lowbit.rows import Rounded, Rounder, TorchRounder, rounder
+from fairlead_worker.model.lowbit.choose import problem_of, rounder, triton_product
+from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Product, Route, Scales, find_route
+from fairlead_worker.model.lowbit.rows import Rounded, Rounder, TorchRounder
 
 SUMS = 0.03
 """Of the norm: another order of sums in bfloat16, two products, and sums of 14 bits."""

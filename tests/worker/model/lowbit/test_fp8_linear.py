@@ -19,7 +19,7 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.trial import trial
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import rows
+from fairlead_worker.model.lowbit import choose
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, keep_fp8, widened
 from fairlead_worker.model.lowbit.rows import GROUP, TorchRounder, dequantized
 from fairlead_worker.model.probe import difference, probe_layers, trial_logits
@@ -180,7 +180,7 @@ def test_a_hook_reads_what_was_not_rounded(model: PreTrainedModel) -> None:
 
 def test_without_triton_torch_rounds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a GPU Triton finds no driver, as without a C compiler."""
-    rows.rounder.cache_clear()
-    assert not rows.rounder(torch.device("cpu")).fuses
+    choose.rounder.cache_clear()
+    assert not choose.rounder(torch.device("cpu")).fuses
     assert "torch rounds activations to float8, in four kernels each: Triton's do not run: " in caplog.text
-    rows.rounder.cache_clear()
+    choose.rounder.cache_clear()

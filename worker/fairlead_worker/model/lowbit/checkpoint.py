@@ -18,8 +18,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from fairlead_worker.model.fp8_layers import TILE, multiplies
+from fairlead_worker.model.lowbit.choose import rounder
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, widened
-from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, dequantized, rounder
+from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, dequantized
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,12 @@ rows only, and needs the rows of a token copied for each of its experts. So the 
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from fairlead_worker.model.lowbit.rows import ACTIVATIONS, FLOAT8, GROUP, Rounded, Rounder, dequantized, rounder
+from fairlead_worker.model.lowbit.rows import ACTIVATIONS, FLOAT8, GROUP, Rounded, Rounder, dequantized
 
 MX_GROUP = 32
 """Numbers that share a scale in MXFP4 (OCP Microscaling Formats, 1.0)."""
@@ -138,39 +137,6 @@ class PlainProduct:
         return out
 
 
-@cache
-def triton_product() -> Product:
-    """Return Triton's kernel. Raises what Triton raises where it is not installed."""
-    from fairlead_worker.model.lowbit.kernels.experts import TritonProduct
-
-    return TritonProduct()
-
-
-OFF = 0.02
-"""How far a product may be from one in float32, over its norm: sums of float8 have 14 bits on compute capability 9.0."""
-
-
-def problem_of(device: torch.device, scales: Scales, rounds: bool, experts: int) -> str:
-    """Return why `device` does not multiply such weights right; empty if it does. Also compiles the kernel's variants for `experts`."""
-    drawn = torch.Generator().manual_seed(6)
-    weights = draw_weights(experts, 2 * GROUP, 3 * GROUP, scales, drawn, device)
-    rows = rounder(device, scales is Scales.BLOCKS) if rounds else None
-    numbers = torch.arange(experts, device=device)
-    try:
-        product = triton_product()
-        for tokens in trial_sizes(experts):
-            inputs = torch.randn(tokens, 3 * GROUP, generator=drawn).to(torch.bfloat16).to(device)
-            route = find_route(torch.randint(experts, (tokens, 2), generator=drawn).to(device), numbers)
-            given = inputs if rows is None else rows.round(inputs)
-            got, want = (each.multiply(given, weights, route, 2).float() for each in (product, PlainProduct()))
-            off = ((got - want).norm() / want.norm()).item()
-            if not off <= OFF:
-                return f"products of {tokens} tokens are {off:.1%} off"
-    except Exception as error:  # Triton raises its own kinds; it also needs a C compiler, or a driver that was compiled before
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no reason given'}"
-    return ""
-
-
 def draw_weights(experts: int, outputs: int, inputs: int, scales: Scales, drawn: torch.Generator, device: torch.device) -> ExpertWeights:
     """Return random weights."""
     if scales is Scales.GROUPS:
@@ -181,10 +147,3 @@ def draw_weights(experts: int, outputs: int, inputs: int, scales: Scales, drawn:
         shape = (experts, -(-outputs // GROUP), -(-inputs // GROUP)) if scales is Scales.BLOCKS else (experts, outputs)
         scale = 1 + torch.rand(*shape, generator=drawn)
     return ExpertWeights(values, scale.to(device), scales)
-
-
-def trial_sizes(experts: int) -> tuple[int, ...]:
-    """Return numbers of tokens with two experts each, one for each variant of the kernel."""
-    from fairlead_worker.model.lowbit.kernels.experts import TILES
-
-    return tuple(max(1, experts * (most + 1) // 2) for most in (0, *(tile.most for tile in TILES[:-1])))

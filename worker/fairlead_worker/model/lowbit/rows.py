@@ -4,15 +4,11 @@ FlashInfer 0.7 rounds norms with a fixed scale, or in blocks that only DeepGEMM 
 kernels of ours, in Triton, round where the numbers are: after a sum and its norm, after a gated activation, and alone.
 """
 
-import logging
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
-
-logger = logging.getLogger(__name__)
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -86,24 +82,6 @@ class TorchRounder:
 
     def gated(self, both: torch.Tensor, activation: str) -> Rounded:
         raise NotImplementedError
-
-
-@cache
-def rounder(device: torch.device, blocks: bool = False) -> Rounder:
-    """Return Triton's kernels; torch's, with the reason in the log, where Triton's do not run on `device` or give other numbers."""
-    plain = TorchRounder(blocks)
-    try:
-        from fairlead_worker.model.lowbit.kernels.rows import TritonRounder
-
-        made = TritonRounder(blocks)
-        inputs = torch.linspace(-3, 3, 5 * 256, device=device, dtype=torch.bfloat16).view(5, 256)
-        off = (dequantized(made.round(inputs)) - dequantized(plain.round(inputs))).abs().max().item()
-        if not off <= 0.25:  # a step of float8 at 3
-            raise RuntimeError(f"its numbers are {off} off")
-    except Exception as error:  # Triton raises its own kinds; it also needs a C compiler, or a driver that was compiled before
-        logger.warning("torch rounds activations to float8, in four kernels each: Triton's do not run: %s: %s", type(error).__name__, error)
-        return plain
-    return made
 
 
 def dequantized(rounded: Rounded) -> torch.Tensor:
