@@ -83,7 +83,7 @@ class Agent:
         self.indexed: IndexedBlocks | None = None
         self.publisher: Publisher | None = None
         self.pace = PrefillPace()
-        self.step_time = StepTime()
+        self._step_time = StepTime()
         self.arrivals = ArrivalRate()
         self._pending: dict[Pending, None] = {}
         """Requests without an answer, the oldest first."""
@@ -115,12 +115,14 @@ class Agent:
 
     def set_stats(self, stats: EngineStats, text: bytes) -> None:
         """Set the newest scrape of the engine, and report it to the index."""
-        gaps = stats.token_gaps - self.stats.token_gaps
-        if self.stats.started != stats.started:
-            self.step_time = StepTime()
-        elif gaps > 0:
-            self.step_time.record(max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds), gaps)
-        self.stats, self.engine_metrics, self._scraped_at = stats, text, time.monotonic()
+        now, gaps = time.monotonic(), stats.token_gaps - self.stats.token_gaps
+        if self.stats.started != stats.started or gaps < 0 or not self._scraped_at:
+            self._step_time = StepTime()
+        elif gaps:
+            self._step_time.record(now, max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds), gaps)
+        if not stats.running:
+            self._step_time.pause()
+        self.stats, self.engine_metrics, self._scraped_at = stats, text, now
         if self.publisher is not None:
             self.publisher.report(self.load())
 
@@ -204,17 +206,17 @@ class Agent:
 
     def load(self) -> WorkerLoad:
         """Return the load as the index has it."""
-        stats = self.stats
+        stats, now = self.stats, time.monotonic()
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting,
-            backlog_tokens=self.backlog_tokens(time.monotonic()),
+            backlog_tokens=self.backlog_tokens(now),
             prefill_rate=self.pace.tokens_per_second,
-            step_seconds=self.step_time.seconds if stats.running else 0.0,
+            step_seconds=self._step_time.seconds(now) if stats.running else 0.0,  # what it was says little about an idle engine
             pages_free=round(stats.blocks * (1.0 - stats.kv_usage)),
             pages_total=stats.blocks,
             page_size=stats.block_size,
-            arrival_rate=self.arrivals.per_second(time.monotonic()),
+            arrival_rate=self.arrivals.per_second(now),
         )
 
     def describe_load(self) -> dict[str, Any]:

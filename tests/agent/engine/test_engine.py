@@ -102,17 +102,30 @@ def test_equal_engines_have_equal_paces() -> None:
     assert mixed == pytest.approx(single, rel=0.05)
 
 
-def test_a_busy_engine_is_measured_too() -> None:
-    pace, now = PrefillPace(), 0.0
+@pytest.mark.parametrize("unknown", [0, 8])
+def test_a_busy_engine_is_measured_too(unknown: int) -> None:
+    """It is never idle. `unknown`: the tokens of one of so many prompts are unknown."""
+    pace, now, sent = PrefillPace(), 0.0, 0
     for _ in range(4):
         pace.begin(now)
-    for _ in range(100):  # steps of four prompts, and it is never idle
+    for _ in range(100):  # steps of four prompts
         for _ in range(4):
             pace.begin(now)
         now += 1.0
         for number in range(4):
-            pace.end(now + 0.001 * number, 1200)
+            sent += 1
+            pace.end(now + 0.001 * number, 0 if unknown and sent % unknown == 0 else 600 + 400 * number)
     assert pace.tokens_per_second == pytest.approx(4800, rel=0.02), "no period ends within a step"
+
+
+def test_blocks_that_the_agent_did_not_know_of_change_nothing() -> None:
+    pace, now = PrefillPace(), 0.0
+    for number in range(64):
+        pace.begin(now)
+        now += 0.02 if number % 8 == 7 else 0.24  # the engine had its blocks
+        pace.end(now, 1200)
+        now += 1.0
+    assert pace.tokens_per_second == pytest.approx(5000)
 
 
 def test_unknown_prompts_do_not_count() -> None:

@@ -1,4 +1,4 @@
-"""Choose Triton's kernels for weights of few bits, or torch's where Triton's do not run on a device or give other numbers."""
+"""Find out which Triton kernels for weights of few bits run right on a device."""
 
 import logging
 from functools import cache
