@@ -142,7 +142,8 @@ def widened(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def keep_fp8(model: nn.Module, dtype: torch.dtype, choose: Callable[[torch.device], Rounder]) -> int:
     """Replace layers of `model` whose weight is torchao's float8 tensor, and whose inputs it rounds, in place; return how many.
 
-    torchao's tensor is neither stacked nor fused with what computes its inputs. The weight is not copied. `choose`: see `lowbit.choose.rounder`.
+    torchao's tensor is neither stacked nor fused with what computes its inputs. The weight is not copied. `choose`: as
+    `lowbit.choose.rounder`.
     """
     made = 0
     for parent in list(model.modules()):
