@@ -137,7 +137,11 @@ class StandInEngine:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.is_dead:
             message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            return web.json_response({"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500)
+            document = {"error": {"message": message, "type": "InternalServerError", "code": 500}}
+            if not (await request.json()).get("stream"):
+                return web.json_response(document, status=500)
+            text = f"data: {json.dumps(document)}\n\ndata: [DONE]\n\n"
+            return web.Response(text=text, headers={"content-type": "text/event-stream; charset=utf-8"})
         body = await request.json()
         assert isinstance(request.transport, asyncio.Transport)
         self._transports.add(request.transport)

@@ -195,10 +195,11 @@ async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path)
         assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
 
 
-async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path, stream: bool) -> None:
     async with pair(tmp_path) as (engine, agent):
         engine.is_dead = True
-        answer = await agent.complete(PROMPT)
+        answer = await agent.complete(PROMPT, stream=stream)
         assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
 
 
