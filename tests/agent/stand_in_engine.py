@@ -59,6 +59,8 @@ class StandInEngine:
         """Tokenize otherwise than the files say: `all` prompts, or each `chat`."""
         self.is_dead = False
         """Answer as vLLM's API process does after its engine process has ended."""
+        self.asks_for_key = False
+        """Answer 401, as vLLM does with `VLLM_API_KEY`."""
         self.computes = asyncio.Event()
         """Requests wait for it before their prompt is computed."""
         self.computes.set()
@@ -122,6 +124,8 @@ class StandInEngine:
         return web.Response(text=text)
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.asks_for_key:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         base = {"id": self.model, "root": "/model", "parent": None, "max_model_len": 4096}
         adapters = [{"id": name, "root": f"/adapters/{name}", "parent": self.model} for name in self.adapters]
         return web.json_response({"object": "list", "data": [base, *adapters]})

@@ -222,6 +222,16 @@ async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
     await engine.stop()
 
 
+async def test_an_engine_that_asks_for_a_key_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    engine = StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    engine.asks_for_key = True
+    await engine.start()
+    async with running_agent(tmp_path, engine.url) as agent:
+        async with asyncio.timeout(60):
+            assert "without --api-key and without VLLM_API_KEY" in await agent.task
+    await engine.stop()
+
+
 async def test_an_unexpected_error_is_the_reason_of_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(client: EngineClient) -> list[Model]:
         raise RuntimeError("not expected")
