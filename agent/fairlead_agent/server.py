@@ -14,7 +14,7 @@ import zmq
 from aiohttp import web
 
 from fairlead_agent.config import AgentConfig
-from fairlead_agent.engine.client import EngineClient, EngineGone, EngineSilent, Model
+from fairlead_agent.engine.client import EngineClient, EngineGone, EngineSilent, EngineUnusable, Model
 from fairlead_agent.engine.process import EngineProcess
 from fairlead_agent.engine.tokenizer import CHAT_SAMPLE, NoFormat, find_folder, read_format
 from fairlead_agent.kv.blocks import EngineBlocks
@@ -47,10 +47,6 @@ LINGER_SECONDS = 0.5
 """Seconds after the drain in which its hook gets its answer."""
 DEFAULT_BLOCK_TOKENS = 16
 """Block of the index for an engine that does not tell its own."""
-
-
-class EngineUnusable(Exception):
-    """The agent's settings can never work with this engine."""
 
 
 class AgentServer:
@@ -231,7 +227,7 @@ class AgentServer:
         return None, reason
 
     async def _watch(self, following: "asyncio.Task[None] | None") -> None:
-        """Scrape the engine until it is gone. Raises EngineGone, EngineSilent, and what ended `following`."""
+        """Scrape the engine until it is gone. Raises EngineGone, EngineSilent, EngineUnusable, and what ended `following`."""
         silent, adapters_at = 0, time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):

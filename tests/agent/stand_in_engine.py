@@ -59,6 +59,8 @@ class StandInEngine:
         """Tokenize otherwise than the files say: `all` prompts, or each `chat`."""
         self.is_dead = False
         """Answer as vLLM's API process does after its engine process has ended."""
+        self.asks_for_key = False
+        """Answer 401, as vLLM does with `VLLM_API_KEY`."""
         self.computes = asyncio.Event()
         """Requests wait for it before their prompt is computed."""
         self.computes.set()
@@ -122,6 +124,8 @@ class StandInEngine:
         return web.Response(text=text)
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.asks_for_key:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         base = {"id": self.model, "root": "/model", "parent": None, "max_model_len": 4096}
         adapters = [{"id": name, "root": f"/adapters/{name}", "parent": self.model} for name in self.adapters]
         return web.json_response({"object": "list", "data": [base, *adapters]})
@@ -137,7 +141,11 @@ class StandInEngine:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.is_dead:
             message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            return web.json_response({"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500)
+            document = {"error": {"message": message, "type": "InternalServerError", "code": 500}}
+            if not (await request.json()).get("stream"):
+                return web.json_response(document, status=500)
+            text = f"data: {json.dumps(document)}\n\ndata: [DONE]\n\n"
+            return web.Response(text=text, headers={"content-type": "text/event-stream; charset=utf-8"})
         body = await request.json()
         assert isinstance(request.transport, asyncio.Transport)
         self._transports.add(request.transport)

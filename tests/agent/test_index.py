@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.agent.conftest import RunningAgent, eventually, pair, running_agent
+from tests.agent.conftest import LIMIT, RunningAgent, eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine, command, write_model
 from tests.servers.redis_server import RedisServer, free_port
@@ -204,6 +204,22 @@ async def test_an_engine_that_cannot_start_is_the_reason_of_the_failure(tmp_path
     reason = (tmp_path / "why").read_text()
     assert "exit status 1" in reason
     assert "RuntimeError: no memory for the KV cache" in reason
+
+
+async def test_an_engine_whose_own_processes_outlive_it_has_ended(tmp_path: Path) -> None:
+    """vLLM's engine process stays when its API process is killed, and holds the output open."""
+    flags = ["--model", str(tmp_path), "--host", "127.0.0.1", "--port", str(free_port()), "--termination-log", str(tmp_path / "why")]
+    script = "import os, subprocess; subprocess.Popen(['sleep', '600']); print('ready', flush=True); os.kill(os.getpid(), 9)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
+    agent = await asyncio.create_subprocess_exec(*program, env=env, start_new_session=True)
+    try:
+        async with asyncio.timeout(LIMIT):
+            assert await agent.wait() == 1
+        assert "killed by SIGKILL: ready" in (tmp_path / "why").read_text()
+    finally:
+        os.killpg(agent.pid, signal.SIGKILL)
+        await agent.wait()
 
 
 async def _is(answer: object, expected: int) -> bool:

@@ -24,6 +24,10 @@ class EngineSilent(Exception):
     """The engine did not answer in time, or not as expected."""
 
 
+class EngineUnusable(Exception):
+    """The agent can never work with this engine as both are set."""
+
+
 class Model(msgspec.Struct, frozen=True):
     """One model or LoRA adapter in the engine's `/v1/models`."""
 
@@ -90,8 +94,13 @@ class EngineClient:
         return read_stats(text, self.config.runtime), text
 
     async def models(self) -> list[Model]:
-        """Return the models and adapters. Raises EngineGone, EngineSilent."""
+        """Return the models and adapters. Raises EngineGone, EngineSilent, EngineUnusable."""
         status, body = await self.fetch("/v1/models")
+        if status == 401:
+            raise EngineUnusable(
+                f"{self.config.runtime_name} asks for an API key, and the routers' requests have none: start it without --api-key"
+                + (" and without VLLM_API_KEY in its environment" if self.config.runtime == "vllm" else "")
+            )
         try:
             return msgspec.json.decode(body, type=_Models).data
         except msgspec.MsgspecError as error:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 _KEPT_LINES = 20
+OUTPUT_SECONDS = 1.0
+"""Seconds to read the last output after the engine's end."""
 _PROGRESS = re.compile(r"(\d{1,3})% Completed|Loading safetensors.*?(\d{1,3})%")
 """Progress of vLLM's and SGLang's loading of weights, in their output."""
 
@@ -34,7 +36,20 @@ class EngineProcess:
         except OSError as error:
             return f"{self._command[0]} cannot be started: {error.strerror}"
         assert self._child.stdout is not None
-        async for line in _lines(self._child.stdout):
+        copying = asyncio.create_task(self._copy_output(self._child.stdout))
+        try:
+            code = await self._child.wait()
+            # vLLM's engine process outlives a killed API process, and keeps the output open.
+            await asyncio.wait((copying,), timeout=OUTPUT_SECONDS)
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+        ending = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return f"the engine has ended, {ending}: {self._cause()}"
+
+    async def _copy_output(self, output: asyncio.StreamReader) -> None:
+        """Copy the engine's output to standard error, and read its progress."""
+        async for line in _lines(output):
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             text = line.decode(errors="replace").strip()
@@ -42,9 +57,6 @@ class EngineProcess:
                 self._last.append(text)
             if found := _PROGRESS.search(text):
                 self._on_progress(int(found[1] or found[2]))
-        code = await self._child.wait()
-        ending = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        return f"the engine has ended, {ending}: {self._cause()}"
 
     async def stop(self, grace: float) -> None:
         """End the process: SIGTERM, and SIGKILL after `grace` seconds."""

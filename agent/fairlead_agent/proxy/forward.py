@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fairlead_agent.engine.client import EngineClient
 from fairlead_agent.proxy.body import EngineBody, Refused, build_body
-from fairlead_agent.proxy.usage import EventStream, Usage
+from fairlead_agent.proxy.usage import EventStream, Usage, decode_event
 from fairlead_agent.state import Agent, Pending
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_common.protocols import errors as protocol_errors
@@ -43,7 +43,8 @@ _UNKNOWN_PATH = (b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}')
 """FastAPI's answers for a path that an engine does not have. A model that it does not have gets another document."""
 
 _ENGINE_DEAD = b"EngineCore encountered an issue"
-"""In vLLM's 500 for requests that it had when its engine process ended. Its API process ends soon after."""
+"""In vLLM's error for requests that it had when its engine process ended: a 500, or an event of a stream. Its API process ends soon
+after."""
 
 
 class Forwarder:
@@ -109,6 +110,8 @@ class Forwarder:
         answer = web.StreamResponse(status=response.status, headers=self._headers(response.headers))
         try:
             first = await response.content.readany()  # the head alone says nothing: engines send it before they compute
+            if _reports_dead_engine(first):
+                return self.refusal(request.path, 503, f"{self._agent.config.runtime_name} has ended", {RETRY: LOST})
             if pending is not None:
                 self._record_answer(pending, True)
             await answer.prepare(request)
@@ -180,6 +183,14 @@ class Forwarder:
         if pending.tokens >= 0:
             self._agent.answered(pending, is_computed)
             pending.tokens = -1
+
+
+def _reports_dead_engine(first: bytes) -> bool:
+    """Return whether a stream begins with the error event of an engine that has ended: nothing of the answer was sent."""
+    if _ENGINE_DEAD not in first:
+        return False
+    document = decode_event(first.partition(b"\n\n")[0])
+    return isinstance(document, dict) and bool(document.get("error"))
 
 
 def _is_forwarded(name: str) -> bool:

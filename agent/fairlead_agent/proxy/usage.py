@@ -66,7 +66,7 @@ class EventStream:
         if event.startswith(_DONE):
             return self._comment() + event
         if _HAS_USAGE.search(event):
-            document = _decode(event)
+            document = decode_event(event)
             self.usage.read(document)
             if self._hides_usage and isinstance(document, dict) and document.get("choices") == []:
                 return b""
@@ -80,7 +80,8 @@ class EventStream:
         return f": usage {self.usage.text}{cached}\n\n".encode()
 
 
-def _decode(event: bytes) -> Any:
+def decode_event(event: bytes) -> Any:
+    """Return the JSON document of an event; None: it has none."""
     data = b"".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
     try:
         return msgspec.json.decode(data)

@@ -1,9 +1,14 @@
 """`fairlead serve MODEL [WORKER FLAGS]`."""
 
 import asyncio
+import re
 import sys
+from typing import Any
+
+from typer.core import TyperCommand
 
 from fairlead.console import make_console
+from fairlead.errors import UserError
 from fairlead.local.cluster import PodFailed
 from fairlead.options import takes
 from fairlead.program import describe, new_app
@@ -14,7 +19,18 @@ from fairlead.serve.run import serve
 app = new_app()
 
 
+class ServeCommand(TyperCommand):
+    """Refuses flags such as vLLM's `-tp 2`, which would be read as `-t` and `-p 2`, the port."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if flag := next((arg.partition("=")[0] for arg in own if re.match("-[A-Za-z]{2,}", arg)), ""):
+            raise UserError(f"{flag}: write the flag's long name, such as --tensor-parallel-size for -tp, or give it after --")
+        return super().parse_args(ctx, args)
+
+
 @app.command(
+    cls=ServeCommand,
     context_settings={"ignore_unknown_options": True},  # they are the worker's
     help=describe(
         "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0. "

@@ -20,6 +20,13 @@ from fairlead_worker.weights.uri import parse_uri, resolve
 
 OWN_FLAGS = ("--port", "--replicas", "--runtime", "--stop-grace")
 ENGINE_COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python3", "-m", "sglang.launch_server")}
+_SET = "the router and the agent in front of it set it"
+REFUSED_ENGINE_FLAGS = {
+    **dict.fromkeys(("host", "served-model-name", "model", "model-path", "kv-events-config", "api-key"), _SET),
+    "disable-log-stats": "the agent reads the load from the engine's metrics",
+    **dict.fromkeys(("data-parallel-size", "dp", "dp-size"), "the engine behind an agent has one KV cache; give --replicas instead"),
+}
+"""Why a flag of vLLM or SGLang is refused."""
 PROBED_HOSTS = ("0.0.0.0", "localhost", LOOPBACK)
 """Values of `--host` with which a worker answers on loopback over IPv4."""
 WEIGHTS = "*.safetensors"
@@ -84,8 +91,9 @@ def _check_engine(options: ServeOptions, uri: str) -> None:
     if not uri.startswith(("file://", "hf://")):
         raise UserError(f"--runtime {options.runtime}: {uri} is neither a folder nor a model of the hub; download it first")
     for flag in (one.partition("=")[0] for one in options.flags or ()):
-        if flag in ("--host", "--served-model-name", "--model", "--model-path", "--kv-events-config", "--api-key"):
-            raise UserError(f"{flag}: not with --runtime {options.runtime}, because the router and the agent in front of it set it")
+        name = flag.lstrip("-").partition(".")[0].replace("_", "-")  # vLLM reads --api_key and --kv-events-config.endpoint too
+        if flag.startswith("-") and name in REFUSED_ENGINE_FLAGS:
+            raise UserError(f"{flag}: not with --runtime {options.runtime}, because {REFUSED_ENGINE_FLAGS[name]}")
         if flag in OWN_FLAGS:
             raise UserError(f"{flag}: give it before -- instead")
 

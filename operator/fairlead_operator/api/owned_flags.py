@@ -51,6 +51,7 @@ ENGINE_FLAGS: Mapping[Runtime, Mapping[str, str]] = {
         "ssl-keyfile": _LOOPBACK,
         "lora-modules": "set spec.model.adapters",
         "no-enable-prefix-caching": _CACHED,
+        "disable-log-stats": "remove it: the agent reads the load of the engine from its metrics",
     },
     "SGLang": {
         **_OF_ENGINES,

@@ -195,10 +195,11 @@ async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path)
         assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
 
 
-async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path, stream: bool) -> None:
     async with pair(tmp_path) as (engine, agent):
         engine.is_dead = True
-        answer = await agent.complete(PROMPT)
+        answer = await agent.complete(PROMPT, stream=stream)
         assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
 
 
@@ -218,6 +219,16 @@ async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             assert "--block-tokens" in await agent.task
         assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it has joined no index and was never ready"
+    await engine.stop()
+
+
+async def test_an_engine_that_asks_for_a_key_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    engine = StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    engine.asks_for_key = True
+    await engine.start()
+    async with running_agent(tmp_path, engine.url) as agent:
+        async with asyncio.timeout(60):
+            assert "without --api-key and without VLLM_API_KEY" in await agent.task
     await engine.stop()
 
 

@@ -84,6 +84,39 @@ def test_serve_refuses_an_engine_that_it_cannot_run(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--served_model_name=x", "the router and the agent in front of it set it"),
+        ("--kv-events-config.endpoint=x", "the router and the agent in front of it set it"),
+        ("--disable-log-stats", "reads the load from the engine's metrics"),
+        ("--data_parallel_size=2", "give --replicas instead"),
+    ],
+)
+def test_serve_refuses_flags_of_the_engine_that_the_agent_relies_on(
+    flag: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(folder), "--runtime", "vllm", flag])
+    assert ended.value.code == 2
+    assert f"{flag.partition('=')[0]}: not with --runtime vllm, because " in (said := capsys.readouterr().err)
+    assert says in said
+
+
+@pytest.mark.parametrize("words", [["-tp", "2"], ["-tp=2"]])
+def test_a_short_flag_of_the_engine_is_not_read_as_the_port(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "./model", "--runtime", "vllm", *words])
+    assert ended.value.code == 2
+    assert "fairlead serve: -tp: write the flag's long name" in capsys.readouterr().err
+
+
 def test_serve_runs_vllm_behind_a_router(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"")

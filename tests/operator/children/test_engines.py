@@ -201,6 +201,7 @@ def test_every_field_of_engine_is_passed_or_refused(runtime: Runtime) -> None:
         ("VLLM", {"engine": {"args": ["-dp=2"]}}, "spec.engine.args must not have -dp: set spec.replicas"),
         ("VLLM", {"engine": {"args": ["--kv-events-config.endpoint=x"]}}, "spec.engine.args must not have --kv-events-config.endpoint"),
         ("VLLM", {"engine": {"args": ["--no-enable-prefix-caching"]}}, "the prefix index follows the engine's prefix cache"),
+        ("VLLM", {"engine": {"args": ["--disable-log-stats"]}}, "the agent reads the load of the engine from its metrics"),
         ("SGLang", {"engine": {"args": ["--tp-size=2"]}}, "spec.engine.args must not have --tp-size: set spec.engine.tensorParallel"),
         ("VLLM", {"engine": {"env": [{"name": "A"}]}}, "spec.engine.env: each variable needs exactly one of value and valueFrom"),
         ("VLLM", {"engine": {"env": [{"name": "A-B", "value": "1"}]}}, "spec.engine.env[0].name"),
