@@ -244,24 +244,46 @@ def test_explain_asks_for_the_key_of_a_local_router(
     assert left.value.code == 1 and "Give --api-key-file with a key of this service." in shown and "still runs" not in shown
 
 
-def test_explain_names_the_log_of_a_local_pod_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    pod = PodRecord(
+def _worker(is_ready: bool) -> PodRecord:
+    return PodRecord(
         name="small-worker-0",
         service="small",
         component="worker",
-        phase="CrashLoopBackOff",
-        reason="exit status 1",
+        phase="Ready" if is_ready else "CrashLoopBackOff",
+        reason="" if is_ready else "exit status 1",
         percent=None,
-        ready=False,
+        ready=is_ready,
         restarts=3,
         address="127.0.0.1:9",
         log="/logs/w.log",
     )
+
+
+@pytest.mark.parametrize(("is_ready", "status"), [(True, 0), (False, 1)])
+def test_status_fails_while_a_local_pod_is_not_ready(
+    is_ready: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with StubServer(lambda method, path, body: (200, {"workers": []})) as server:
+        write_record(make_run_directory("small"), RunRecord(os.getpid(), "", {"small": server.url}, {"small": 1}, [_worker(is_ready)]))
+        for flags in ([], ["-o", "json"]):
+            with pytest.raises(SystemExit) as left:
+                main(["status", "small", *flags])
+            assert left.value.code == status
+            assert ("exit status 1" in capsys.readouterr().out) == (not is_ready and not flags)
+
+
+def test_explain_names_the_log_of_a_local_pod_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     record = RunRecord(
-        os.getpid(), "fairlead up -f small.yaml", {"small": "http://127.0.0.1:9"}, {"small": 1}, [pod], manifest="small.yaml"
+        os.getpid(),
+        "fairlead up -f small.yaml",
+        {"small": "http://127.0.0.1:9"},
+        {"small": 1},
+        [_worker(is_ready=False)],
+        manifest="small.yaml",
     )
     write_record(make_run_directory("small"), record)
     with pytest.raises(SystemExit) as left:

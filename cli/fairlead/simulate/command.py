@@ -29,6 +29,7 @@ from fairlead_operator.api.scaling import Scaling
 app = new_app()
 
 MOST_SECONDS = 86_400
+MOST_PODS = 10_000
 
 
 @app.command(
@@ -113,25 +114,35 @@ def _scaling(options: SimulateOptions, one: ServiceClass, requests: list[Request
         return None
     least, _, most = options.autoscale.partition(":")
     target = one.ttft + one.ttft_per_token * necessary_tokens(requests) / max(1, len(requests))
+    if not math.isfinite(target):
+        raise UserError(f"--autoscale {options.autoscale}: class {one.name} has no bound of TTFT: give its A and B as seconds")
+    try:
+        bounds = {"minReplicas": int(least), "maxReplicas": int(most)}
+    except ValueError:
+        raise UserError(f"--autoscale {options.autoscale}: give MIN:MAX, as 1:20") from None
     try:
         return Scaling.model_validate(
             {
-                "minReplicas": int(least),
-                "maxReplicas": int(most),
-                "target": {"ttftMilliseconds": round(1000 * target)},
+                **bounds,
+                "target": {"ttftMilliseconds": max(1, round(1000 * target))},
                 "scaleDown": {"stabilizationWindowSeconds": options.stabilization_seconds},
             }
         )
-    except (ValueError, OverflowError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise UserError(f"--autoscale {options.autoscale}: give MIN:MAX, as 1:20, and a class with a bound of TTFT ({reason})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"--autoscale {options.autoscale}: {where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _check(options: SimulateOptions) -> None:
     for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "chunk_tokens", "step_seconds", "routers", "repeats"):
-        if not getattr(options, flag) > 0:  # written so that nan is refused too
-            raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be above 0")
-    for flag in ("context_seconds", "start_seconds", "report_seconds"):
+        if not 0 < getattr(options, flag) < math.inf:  # written so that nan is refused too
+            raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be above 0 and finite")
+    if options.pods > MOST_PODS:
+        raise UserError(f"--pods {options.pods}: must be at most {MOST_PODS}")
+    for flag in ("context_seconds", "start_seconds", "report_seconds", "stabilization_seconds"):
         if not 0 <= getattr(options, flag) < math.inf:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be finite and not below 0")
     if options.num_prompts is not None and options.num_prompts < 1:

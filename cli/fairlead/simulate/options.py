@@ -1,5 +1,6 @@
 """The options of `fairlead simulate`."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -93,8 +94,8 @@ class SimulateOptions:
             speeds = [float(part) for part in self.sweep.split(",")]
         except ValueError:
             speeds = []
-        if not speeds or not all(speed > 0 for speed in speeds):
-            raise UserError(f"--sweep {self.sweep}: every speed must be above 0; give A,B,C")
+        if not speeds or not all(0 < speed < math.inf for speed in speeds):
+            raise UserError(f"--sweep {self.sweep}: every speed must be above 0 and finite; give A,B,C")
         return speeds
 
     @property

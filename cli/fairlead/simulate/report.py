@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
-from fairlead.console import make_console
+from fairlead.console import fit_table, make_console
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.policies import POLICIES
 
@@ -18,6 +18,9 @@ OVERLOAD, OVERLOAD_GOODPUT = 1.4, 1.3
 
 AUTOSCALED = 1.5
 """Lower limit of the good answers per pod-hour of an autoscaled fleet divided by those of a static one with 1 % more goodput at most."""
+
+OPTIONAL = ("pod hours", "max/mean", "p90", "p50", "load", "ITL ms", "p99/best", "lost")
+"""Columns that a narrow terminal does without, the first first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +51,25 @@ def average(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def show(cells: list[Cell], title: str) -> None:
-    """Print the table. Ratios are of the worst run, to the best peer at that speed."""
-    table = Table(title=title)
-    for heading in (
-        "speed",
-        "load",
-        "policy",
-        "hit rate",
-        "TTFT mean s",
-        "p50",
-        "p90",
-        "p99",
-        "ITL mean ms",
-        "busiest / mean",
-        "lost",
-        "good",
-        "goodput /s",
-        "pod hours",
-        "mean / best",
-        "p99 / best",
-    ):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    """Print the table. Ratios are of the worst run, to the best peer at that speed. Goodput is that of all classes, then of each."""
+    rows = []
+    by_class: list[str] = []
     for cell in cells:
         for policy, outcomes in cell.runs.items():
             figures = average(outcomes)
+            by_class = [name for name in figures if name.startswith("goodput_")]
             ratios = [cell.ratio(policy, cell.best_peer(figure), figure) for figure in FIGURES]
             numbers = [f"{figures[name]:.2f}" for name in ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99")]
             numbers += [f"{1000 * figures['itl_mean']:.1f}", f"{figures['imbalance']:.2f}", f"{figures['lost']:.0f}"]
-            numbers += [f"{figures['good_share']:.1%}", " ".join([f"{figures['goodput']:.2f}", *_by_class(figures)])]
+            numbers += [f"{figures['good_share']:.1%}", *(f"{figures[name]:.2f}" for name in ("goodput", *by_class))]
             numbers.append(f"{figures['pod_hours']:.2f}")
             numbers += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{figures['hit_rate']:.1%}", *numbers)
-        table.add_section()
-    make_console().print(table)
+            rows.append([policy, f"{cell.speed:g}", f"{cell.load:.2f}", f"{figures['hit_rate']:.1%}", *numbers])
+    headers = ["policy", "speed", "load", "hits", "TTFT s", "p50", "p90", "p99", "ITL ms", "max/mean", "lost", "good", "goodput/s"]
+    headers += [f"{escape(name.removeprefix('goodput_'))}/s" for name in by_class] + ["pod hours", "mean/best", "p99/best"]
+    console = make_console()
+    console.print(title, markup=False)
+    console.print(fit_table(headers, rows, left=1, width=console.width, optional=OPTIONAL))
 
 
 def check_targets(cells: list[Cell]) -> list[dict[str, Any]]:
@@ -108,8 +97,3 @@ def check_targets(cells: list[Cell]) -> list[dict[str, Any]]:
 
 def _target(name: str, measured: float, limit: float, met: bool) -> dict[str, Any]:
     return {"name": name, "measured": measured, "limit": limit, "met": met}
-
-
-def _by_class(figures: dict[str, float]) -> list[str]:
-    named = {name.removeprefix("goodput_"): value for name, value in figures.items() if name.startswith("goodput_")}
-    return [f"({', '.join(f'{name} {value:.2f}' for name, value in named.items())})"] if named else []

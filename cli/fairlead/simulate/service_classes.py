@@ -57,7 +57,7 @@ def parse_class(text: str) -> ServiceClass:
     name, *numbers = text.split(":")
     try:
         share, ttft, per_thousand, itl = (float(number) for number in numbers)
-        if not (name and share > 0 and ttft >= 0 and per_thousand >= 0 and itl > 0):
+        if not (name and 0 < share < math.inf and ttft >= 0 and per_thousand >= 0 and itl > 0):
             raise ValueError
     except ValueError:
         raise UserError(f"--class {text}: give NAME:SHARE:A:B:C, as chat:0.7:1:0.5:0.1 (inf: no bound)") from None

@@ -58,7 +58,7 @@ class Options(StatusOptions):
 )
 @takes(Options)
 def run(options: Options) -> int:
-    """Return 1 if a router does not answer, nothing runs, or a service of the cluster is not ready."""
+    """Return 1 if a router does not answer, nothing runs, or a service is not ready."""
     if options.prompt is not None and not options.url:
         raise UserError("--prompt needs --url: the router that would send it")
     runs = find_runs(options, options.url)
@@ -102,8 +102,10 @@ def _show_runs(console: Console, runs: Sequence[RunRecord], options: Options, he
             except UserError as error:
                 failed = True
                 print(error, file=sys.stderr)
+            unready = unready_lines(record, service)
+            failed |= bool(unready)
             if options.output == "table":
-                for line in unready_lines(record, service):
+                for line in unready:
                     console.print(line, style="yellow", markup=False, soft_wrap=True)
                 if call := record.calls.get(service):
                     console.print(f"call: {call}", markup=False, soft_wrap=True)

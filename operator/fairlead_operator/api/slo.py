@@ -33,7 +33,9 @@ class SloClass(Part):
 
     @model_validator(mode="after")
     def _has_constant_part(self) -> Self:
-        refuse(self.ttft_milliseconds_per_thousand_tokens is not None and self.ttft_milliseconds is None, _SLOPE)
+        refuse(
+            self.ttft_milliseconds_per_thousand_tokens is not None and self.ttft_milliseconds is None, f"{_SLOPE} (got class {self.name})"
+        )
         return self
 
 
@@ -62,6 +64,7 @@ class Slo(Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [one.name for one in self.classes]
-        refuse(len(set(names)) < len(names), _SAME_NAMES)
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        refuse(bool(repeated), f"{_SAME_NAMES} (got {', '.join(repeated)})")
         refuse(self.default_class not in (None, BATCH, *names), f"{_DEFAULT} (got {self.default_class})")
         return self

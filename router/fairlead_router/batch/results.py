@@ -31,6 +31,9 @@ class _Output(msgspec.Struct):
 
 _results = msgspec.json.Decoder(_Result)
 
+_LINE_BREAKS = (("\u0085", rb"\u0085"), ("\u2028", rb"\u2028"), ("\u2029", rb"\u2029"))
+"""Line breaks of Unicode, and their escapes: `str.splitlines` and httpx's `iter_lines` would cut a result at them."""
+
 
 def request_id(batch: BatchRecord, position: int) -> str:
     """Return the id of a line's request. It contains the line's position, by which recovery knows the line."""
@@ -46,12 +49,20 @@ def read_result(text: bytes) -> tuple[int, bool]:
 def answer_line(batch: BatchRecord, position: int, custom_id: str, answer: Answer) -> bytes:
     """Return the result line of an answered request, as in OpenAI's output files."""
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
-    return msgspec.json.encode(_Output(request_id(batch, position), custom_id, response, None))
+    return _encode(_Output(request_id(batch, position), custom_id, response, None))
 
 
 def unanswered_line(batch: BatchRecord, position: int, custom_id: str, code: str, message: str) -> bytes:
     """Return the result line of a request that was not executed."""
-    return msgspec.json.encode(_Output(request_id(batch, position), custom_id, None, {"code": code, "message": message}))
+    return _encode(_Output(request_id(batch, position), custom_id, None, {"code": code, "message": message}))
+
+
+def _encode(output: _Output) -> bytes:
+    """Return the result as JSON without any line break."""
+    line = msgspec.json.encode(output)
+    for character, escape in _LINE_BREAKS:
+        line = line.replace(character.encode(), escape)
+    return line
 
 
 class ResultWriter:

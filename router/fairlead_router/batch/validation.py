@@ -1,6 +1,7 @@
 """Validation of input files, before any line runs. Pure, and fed with chunks: a file never has to fit into memory."""
 
 from array import array
+from codecs import BOM_UTF8
 
 import msgspec
 
@@ -51,7 +52,7 @@ class LineIndex:
 
 
 class LineSplitter:
-    """Finds the lines of a file that arrives in chunks. Empty lines are skipped."""
+    """Finds the lines of a file that arrives in chunks. Empty lines and a byte order mark at the start are skipped."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self.index = LineIndex()
@@ -73,9 +74,10 @@ class LineSplitter:
             if len(part) > self._max:
                 self.too_long = self._number
                 return found
-            if part.strip():
-                self.index.add(self._number, self._at, len(part))
-                found.append((self._number, part))
+            text = part.removeprefix(BOM_UTF8) if self._number == 1 else part
+            if text.strip():
+                self.index.add(self._number, self._at + len(part) - len(text), len(text))
+                found.append((self._number, text))
             self._at += len(part) + 1
         if len(self._rest) > self._max:
             self.too_long = self._number + 1

@@ -85,8 +85,8 @@ def test_the_command_compares_with_a_static_fleet(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--autoscale", "4"], "--autoscale 4: give MIN:MAX"),
-        (["--autoscale", "4:2"], "--autoscale 4:2: give MIN:MAX"),
-        (["--autoscale", "1:4", "--class", "all:1:inf:0:1"], "a class with a bound of TTFT"),
+        (["--autoscale", "4:2"], "--autoscale 4:2: spec.scaling.minReplicas must be at most"),
+        (["--autoscale", "1:4", "--class", "all:1:inf:0:1"], "class all has no bound of TTFT"),
     ],
 )
 def test_bounds_that_do_not_scale_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,18 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
     assert len(curves) == 2 and all(len(curve.get("points", "").split()) > 100 for curve in curves)
 
 
+def test_the_table_names_every_policy_and_class_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = ["fairlead", "fairlead-no-redis", "fairlead-fcfs"]
+    flags = [flag for policy in policies for flag in ("--policy", policy)]
+    flags += ["--class", "interactive:0.5:2:0.5:0.1", "--class", "background:0.5:inf:0:inf"]
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--workload", "zipf", "--num-prompts", "20", "--pods", "2", *flags])
+    assert ended.value.code == 0
+    title, header, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert title[0] == "20" and {"goodput/s", "interactive/s", "background/s"} < set(header)
+    assert [row[0] for row in rows] == policies
+
+
 def test_a_sweep_writes_ratios_and_targets_and_draws_every_policy(tmp_path: Path) -> None:
     out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
     policies = [flag for policy in ("fairlead", "least-load", "random") for flag in ("--policy", policy)]
@@ -114,14 +126,24 @@ def test_a_sweep_writes_ratios_and_targets_and_draws_every_policy(tmp_path: Path
     ("text", "arguments", "words"),
     [
         ('{"timestamp": 0}', [], "line 1: not a Mooncake trace entry"),
+        ('{"timestamp": 0}', [], "hash_ids is missing; a line is a JSON object with the numbers timestamp"),
+        ("{", [], "line 1: not a Mooncake trace entry: Expecting property name"),
         ("", [], "it contains no request"),
         ("\n \n", [], "it contains no request"),
         ('{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}', [], "line 1: not a Mooncake trace entry"),
-        ('{"timestamp": 0, "input_length": -1, "output_length": 1, "hash_ids": [1]}', [], "numbers from 0 on"),
-        ('{"timestamp": 0, "input_length": 1e18, "output_length": 1, "hash_ids": [1]}', [], "lengths up to 100000000"),
+        ('{"timestamp": 0, "input_length": -1, "output_length": 1, "hash_ids": [1]}', [], "a number is below 0"),
+        ('{"timestamp": 0, "input_length": 1e18, "output_length": 1, "hash_ids": [1]}', [], "a length above 100000000"),
         (None, [], "No such file"),
         ("", ["--json", "/proc/no/such.json"], "--json /proc/no/such.json: cannot be written"),
         ("", ["--pods", "0"], "--pods 0: must be above 0"),
+        ("", ["--pods", "10001"], "--pods 10001: must be at most 10000"),
+        ("", ["--speed", "inf"], "--speed inf: must be above 0 and finite"),
+        ("", ["--sweep", "1,inf"], "--sweep 1,inf: every speed must be above 0 and finite"),
+        ("", ["--class", "a:inf:1:1:1"], "--class a:inf:1:1:1: give NAME:SHARE:A:B:C"),
+        ("", ["--autoscale", "x"], "--autoscale x: give MIN:MAX, as 1:20\n"),
+        ("", ["--autoscale", "1:4", "--class", "a:1:inf:0:1"], "--autoscale 1:4: class a has no bound of TTFT: give its A and B"),
+        ("", ["--autoscale", "1:4", "--stabilization-seconds", "-1"], "--stabilization-seconds -1: must be finite and not below 0"),
+        ("", ["--autoscale", "1:9999"], "--autoscale 1:9999: maxReplicas: Input should be less than or equal to 1000"),
         ("", ["--class", "a:1:1:1:1", "--class", "a:1:2:1:1"], "--class: a is given twice"),
         ("", ["--autoscale", "6:1"], "minReplicas must be at most spec.scaling.maxReplicas"),
         ("", ["--seconds", "nan"], "--seconds nan: must be above 0"),

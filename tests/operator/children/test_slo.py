@@ -53,8 +53,8 @@ def test_manifest_and_flag_have_the_same_keys() -> None:
     ("slo", "words"),
     [
         ({"classes": [{"name": "chat"}], "defaultClass": "caht"}, "spec.slo.defaultClass must be batch or a name"),
-        ({"classes": [{"name": "chat"}, {"name": "chat"}]}, "spec.slo.classes must not contain a name twice"),
-        ({"classes": [{"name": "chat", "ttftMillisecondsPerThousandTokens": 9}]}, "needs ttftMilliseconds: add it"),
+        ({"classes": [{"name": "chat"}, {"name": "chat"}]}, r"spec.slo.classes must not contain a name twice.*\(got chat\)"),
+        ({"classes": [{"name": "chat", "ttftMillisecondsPerThousandTokens": 9}]}, r"needs ttftMilliseconds: add it \(got class chat\)"),
         ({"classes": [{"name": "Chat"}]}, "spec.slo.classes"),
         ({"classes": [{"name": "chat", "ttftMilliseconds": 0}]}, "ttftMilliseconds"),
     ],

@@ -1,16 +1,21 @@
 """Pure rules: how lines are found and validated, how many are in flight, and pages of lists."""
 
 import asyncio
+import codecs
 import json
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.batch.deployment import line, to_file
 
+from fairlead_router.batch.line_client import Answer
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
+from fairlead_router.batch.records import BatchRecord
 from fairlead_router.batch.requests import choose_page, window_seconds
+from fairlead_router.batch.results import answer_line, read_result, unanswered_line
 from fairlead_router.batch.validation import MAX_PROBLEMS, LineSplitter, Validator
 from fairlead_router.errors import ApiError
 
@@ -27,6 +32,30 @@ def test_lines_are_found_whatever_the_chunks(parts: list[bytes], size: int, end:
     index = splitter.index
     pieces = [data[start : start + length] for start, length in zip(index.starts, index.lengths, strict=True)]
     assert pieces == [text for _, text in found] and list(index.numbers) == [number for number, _ in found]
+
+
+@given(size=st.integers(1, 12), empty=st.booleans())
+def test_a_byte_order_mark_belongs_to_no_line(size: int, empty: bool) -> None:
+    data = codecs.BOM_UTF8 + (b"\n" if empty else b"") + b"{}\n[]"
+    splitter, found = LineSplitter(100), []
+    for at in range(0, len(data), size):
+        found += splitter.feed(data[at : at + size], is_last=at + size >= len(data))
+    assert found == [(1 + empty, b"{}"), (2 + empty, b"[]")]
+    index = splitter.index
+    assert [data[start : start + length] for start, length in zip(index.starts, index.lengths, strict=True)] == [b"{}", b"[]"]
+
+
+@pytest.mark.parametrize("text", ["\u0085", "\u2028", "a\\\u2029b", "é – 水\n"])
+def test_a_result_is_one_line_for_every_reader(text: str) -> None:
+    """Python's `splitlines`, and httpx's `iter_lines`, also end lines at U+0085, U+2028 and U+2029."""
+    batch = BatchRecord("batch_1", "", "file-1", "/v1/completions", "24h", 0, 9, "file-2", "file-3", 9)
+    answer = Answer(200, "id", msgspec.json.encode({"text": text}))
+    answered = answer_line(batch, 3, text, answer)
+    unanswered = unanswered_line(batch, 3, text, "batch_expired", "")
+    for each in (answered, unanswered):
+        (only,) = each.decode().splitlines()
+        assert json.loads(only)["custom_id"] == text and read_result(each)[0] == 3
+    assert json.loads(answered)["response"]["body"] == {"text": text}
 
 
 @given(long_at=st.integers(0, 5), size=st.integers(1, 40))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fairlead.errors import UserError
 from fairlead.simulate.workloads.arrivals import new_blocks
-from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, explain_entry
+
+ENTRY = "the columns are TIMESTAMP, ContextTokens and GeneratedTokens"
 
 
 def read_azure(path: Path, *, count: int | None, speed: float) -> list[Request]:
@@ -25,7 +27,9 @@ def read_azure(path: Path, *, count: int | None, speed: float) -> list[Request]:
                     prompt, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
                     seconds = (at - first).total_seconds() / speed
                 except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(f"--workload {path}, line {number}: not an Azure trace entry ({error!r})") from None
+                    raise UserError(
+                        f"--workload {path}, line {number}: not an Azure trace entry: {explain_entry(error)}; {ENTRY}"
+                    ) from None
                 requests.append(Request(seconds, prompt, output, new_blocks(draw, -(-prompt // BLOCK_TOKENS))))
     except OSError as error:
         raise UserError(f"--workload {path}: {error.strerror}") from None

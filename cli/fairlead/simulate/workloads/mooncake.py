@@ -7,11 +7,13 @@ from itertools import islice
 from pathlib import Path
 
 from fairlead.errors import UserError
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import Request, explain_entry
 from fairlead_index.hashing import extend
 
 MOST_TOKENS = 100_000_000
 """Upper limit of a prompt or an answer: ten times the longest context in use. A larger value is a mistake in the trace."""
+
+ENTRY = "a line is a JSON object with the numbers timestamp (milliseconds), input_length and output_length, and the list hash_ids"
 
 
 def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
@@ -29,10 +31,12 @@ def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
                     blocks = array("Q", [hashed.setdefault(each, extend(0, [each])) for each in ids])
                     at, prompt, output = entry["timestamp"] / 1000, int(entry["input_length"]), int(entry["output_length"])
                     if not (0 <= at < math.inf and 0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS):
-                        raise ValueError(f"timestamp, input_length and output_length are numbers from 0 on, lengths up to {MOST_TOKENS}")
+                        raise ValueError(f"a number is below 0, infinite, or a length above {MOST_TOKENS}")
                     requests.append(Request(at / speed, max(1, prompt), max(1, output), blocks))
                 except (ValueError, KeyError, TypeError, OverflowError) as error:
-                    raise UserError(f"--workload {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
+                    raise UserError(
+                        f"--workload {path}, line {number}: not a Mooncake trace entry: {explain_entry(error)}; {ENTRY}"
+                    ) from None
     except OSError as error:
         raise UserError(f"--workload {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
