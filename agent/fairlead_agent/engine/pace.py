@@ -12,9 +12,9 @@ LARGE_SHARE: Final = 0.5
 of HTTP: an engine with short prompts would seem slow, so routers would never send it a long prompt, which alone shows its pace."""
 RECENT: Final = 256
 """Newest prompts whose largest counts."""
-PROMPTS: Final = 2
+PROMPTS: Final = 4
 """A period ends when the engine has nothing to compute, or with the step after this many times the largest recent prompt."""
-PERIODS: Final = 16
+PERIODS: Final = 32
 """Newest periods that count."""
 MIN_TOKENS: Final = 1024
 """Measured tokens before the pace counts as known."""
