@@ -180,6 +180,7 @@ def test_a_service_changes_its_engine_under_load(engines: Engines) -> None:
     for manifest, names in ((engines.fairlead(), {"worker"}), (engines.vllm(), {"agent", "engine"})):
         with Load(engines.service, concurrency=2, max_tokens=96) as load, Availability(engines.service) as seen:
             engines.apply(manifest)
+            eventually(lambda: len(all_pods(engines.service)) == 1, 180, "streams of the old engine have ended: the next go to the new one")
         load.assert_answered()
         [pod] = engines.service.pods()
         assert containers(pod) == names
