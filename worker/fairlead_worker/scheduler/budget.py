@@ -1,5 +1,7 @@
 """The token budget of one step, and the output reserve of running requests. SGLang's PrefillAdder in two small parts."""
 
+from math import inf
+
 from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, least_chunk, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request
@@ -24,13 +26,21 @@ class StepBudget:
     An eighth of the chunk is left for prefill with any number of decodes, so prompts always progress.
     """
 
-    __slots__ = ("_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
+    __slots__ = ("_background", "_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
 
     def __init__(
-        self, config: SchedulerConfig, page_size: int, decodes: int, prefill_budget: PrefillBudget | None = None, idle: int = 0
+        self,
+        config: SchedulerConfig,
+        page_size: int,
+        decodes: int,
+        prefill_budget: PrefillBudget | None = None,
+        idle: int = 0,
+        background: int = 0,
     ) -> None:
         """`prefill_budget`: replaces `chunked_prefill_size` in this step.
-        `idle`: replaces it if no request decodes, in this step or after it; 0: requests decode."""
+        `idle`: replaces it if no request decodes, in this step or after it; 0: requests decode.
+        `background`: tokens of the step up to which background prompts may add theirs; 0: no limit."""
+        self._background = max(background, least_chunk(config, page_size)) if background else inf
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._prefill_budget = prefill_budget
@@ -44,9 +54,9 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def cut(self, tokens: int, start: int) -> int:
+    def cut(self, tokens: int, start: int, is_background: bool = False) -> int:
         """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
-        left = self.left
+        left = int(min(self.left, max(0, self._background - self.spent))) if is_background else self.left
         if self._prefill_budget is not None:
             left = min(left, max(self._prefill_budget.count_fitting(start), self._prefill_budget.floor - self.spent))
         if tokens <= left:

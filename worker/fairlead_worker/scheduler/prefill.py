@@ -10,6 +10,7 @@ from fairlead_worker.cache.kept import Prompt
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
+from fairlead_worker.scheduler.background import Urgency
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row
@@ -44,8 +45,9 @@ class Prefill:
         reserve: OutputReserve,
         admission: AdmissionControl,
         stats: EngineStats,
+        urgency: Urgency | None,
     ) -> None:
-        """`running`: by arrival. Admitted requests are added to it."""
+        """`running`: by arrival. Admitted requests are added to it. `urgency`: None if the policy ignores priorities."""
         self.chunked_req: Request | None = None
         """The only running request that is partly prefilled. Every other one has exactly one token to compute."""
         self._config = config
@@ -55,6 +57,7 @@ class Prefill:
         self._reserve = reserve
         self._admission = admission
         self._stats = stats
+        self._urgency = urgency
         self._page_size = cache.page_size
 
     @property
@@ -107,7 +110,7 @@ class Prefill:
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
                 cached, slot = node.depth * self._page_size, self._find_kept(request, node)
-                if slot is None and not budget.cut(len(request.tokens) - cached, cached):
+                if slot is None and not budget.cut(len(request.tokens) - cached, cached, self._is_background(request)):
                     return False
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
@@ -119,6 +122,9 @@ class Prefill:
                         self._admit(request, node, len(request.tokens) - 1)
                         rows.append(self._repeat(request, slot))
         return False
+
+    def _is_background(self, request: Request) -> bool:
+        return self._urgency is not None and self._urgency.is_background(request.priority, self._stats.steps)
 
     def _find_kept(self, request: Request, node: Node) -> int | None:
         """Return the slot of the request's prompt if its logits are kept, and all of its pages but the last are cached down to `node`."""
@@ -161,7 +167,7 @@ class Prefill:
 
         An incomplete request becomes `chunked_req` and reserves no output yet.
         """
-        count = budget.cut(request.uncomputed, request.computed)
+        count = budget.cut(request.uncomputed, request.computed, self._is_background(request))
         budget.spend(count, request.computed)
         is_whole = count == request.uncomputed
         if is_whole:

@@ -8,6 +8,7 @@ from math import inf
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
+from fairlead_worker.scheduler.background import Urgency
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
 from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -41,7 +42,8 @@ class Scheduler:
         self.reserve = OutputReserve(config)
         self.batch = DecodeBatch(cache, self.reserve)
         self.admission = AdmissionControl(config, cache, self.reserve, self.running, self.batch.growing)
-        self.prefill = Prefill(config, cache, self.waiting, self.running, self.reserve, self.admission, self.stats)
+        self.urgency = Urgency() if config.policy_uses_priority else None
+        self.prefill = Prefill(config, cache, self.waiting, self.running, self.reserve, self.admission, self.stats, self.urgency)
         self.chunk_sizer = ChunkSizer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
         self.deferred_frees = DeferredFrees()
@@ -65,6 +67,8 @@ class Scheduler:
             request.slack = due_in * self.stats.prefill_rate
         self._arrivals += 1
         self._requests[request.id] = request
+        if self.urgency is not None:
+            self.urgency.record(request.priority, self.stats.steps)
         self.waiting.add(request)
         return None
 
@@ -117,7 +121,7 @@ class Scheduler:
         if self.chunk_sizer is not None:
             prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.stats.prefill_rate)
         idle = 0 if self.batch.rows else idle_tokens(self.config, self.stats.prefill_rate)
-        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle)
+        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, self.stats.efficient_tokens)
 
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:

@@ -8,6 +8,11 @@ _OUTLIER = 3.0
 """A step with prefill that took longer than this many times its expected time counts as that long. So one pause of the machine changes
 little, and the rate still follows a machine that has become slower."""
 
+EFFICIENT = 4
+"""A step of *n* tokens takes the time of a decode and *n* times that of a token. When the second part is four times the first, the first is
+a fifth of the step."""
+_MOST_TOKENS = 1 << 20
+
 
 class EngineStats:
     """Counters for `Load`. No clock: seconds come with each step's result.
@@ -18,6 +23,8 @@ class EngineStats:
     """
 
     __slots__ = (
+        "_alone_seconds",
+        "_alone_steps",
         "_chunk",
         "_decode_seconds",
         "_decode_steps",
@@ -54,6 +61,9 @@ class EngineStats:
         self._decode_seconds = 0.0
         self._decode_steps = 0.0
         self._fastest_decode = 0.0
+        self._alone_seconds = 0.0
+        """Of recent decode steps without prefill."""
+        self._alone_steps = 0.0
 
     def record_step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
         """Count one step."""
@@ -64,6 +74,9 @@ class EngineStats:
             self._decode_steps = KEEP * self._decode_steps + 1
             self._decode_seconds = KEEP * self._decode_seconds + seconds
             self._fastest_decode = min(seconds, self._fastest_decode or seconds)
+            if not prefill_tokens:
+                self._alone_steps = KEEP * self._alone_steps + 1
+                self._alone_seconds = KEEP * self._alone_seconds + seconds
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
         """Set the prefill rate by a warm-up step, which is not counted. Record the warm-up's decodes first."""
@@ -82,6 +95,15 @@ class EngineStats:
             return 0.0
         seconds = self._chunk * self._seconds_per_token + self._fastest_decode
         return self._chunk / seconds if seconds > 0 else 0.0
+
+    @property
+    def efficient_tokens(self) -> int:
+        """Prefill tokens that take `EFFICIENT` times as long as a decode step; 0: unknown. Larger steps save at most a fifth."""
+        if not self._squares or not self._seconds_per_token > 0:
+            return 0
+        decode = self._alone_seconds / self._alone_steps if self._alone_steps else self._fastest_decode
+        tokens = EFFICIENT * decode / self._seconds_per_token
+        return int(tokens) if tokens < _MOST_TOKENS else 0
 
     @property
     def _seconds_per_token(self) -> float:
