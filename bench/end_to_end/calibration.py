@@ -18,12 +18,10 @@ import statistics
 import tempfile
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import aiohttp
 import numpy as np
@@ -44,7 +42,6 @@ from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_index.hashing import extend
-from fairlead_router.serving.waiting_attempts import WaitingAttempts
 from fairlead_worker.scheduler.chunk_sizer import Work, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 
@@ -150,17 +147,12 @@ async def empty_caches(workers: Sequence[str]) -> None:
                 pass
 
 
-MEDIANS = Measured(Terms((3e-7, 0.46e-3, 1e-7, 0.5e-3, 14.2e-3), 1.8e-3, 6.5e-3, 16.2e-3), 2.7e-3, 7.8e-3)
-"""The medians of docs/benchmarks/calibration.md, for `--no-workers`."""
-
-
 @dataclass(frozen=True)
 class Replayed:
-    """`ttfts` in seconds; `cached`: share of the prompt tokens. `withdrawn`: number of requests; of the real ones it is not known."""
+    """`ttfts` in seconds; `cached`: share of the prompt tokens."""
 
     ttfts: list[float]
     cached: float
-    withdrawn: int = 0
 
 
 @dataclass
@@ -219,24 +211,7 @@ def simulate_flow(requests: list[Request], measured: Measured, seed: int) -> Rep
 
 def _replay(requests: list[Request], model: EngineModel | PodModel, measured: Measured, seed: int) -> Replayed:
     outcome = replay("fairlead", requests, Scenario(WORKERS, model), seed)
-    return Replayed([ttft + measured.terms.outside + measured.router for ttft in outcome.served], outcome.hit_rate, outcome.withdrawn)
-
-
-def simulate_withdrawals(options: Any, console: Console) -> list[dict[str, Any]]:
-    """Simulate the workloads with the median terms, without withdrawals and with them."""
-    rows = []
-    for workload in WORKLOADS:
-        for rule, context in (("without", patch.object(WaitingAttempts, "longest", lambda attempts, now: [])), ("with", nullcontext())):
-            found = []
-            with context:
-                for repeat in range(options.repeats):
-                    prompts, gaps = make_prompts(workload, options.requests, random.Random(f"{workload} {repeat}"))
-                    requests = to_requests(prompts, arrival_times(prompts, gaps, options.load, MEDIANS.terms.costs))
-                    found += [simulate_engine(requests, MEDIANS, seed) for seed in range(SIMULATIONS)]
-            moved = sum(each.withdrawn for each in found) / options.requests / len(found)
-            rows.append({"workload": workload, "withdrawals": rule, **figures(found), "moved": moved})
-            console.print(*(f"{name} {value:.3f}" if isinstance(value, float) else value for name, value in rows[-1].items()))
-    return rows
+    return Replayed([ttft + measured.terms.outside + measured.router for ttft in outcome.served], outcome.hit_rate)
 
 
 async def run(options: Any, console: Console) -> dict[str, Any]:
@@ -338,17 +313,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, help="requests of each run")
     parser.add_argument("--load", type=float, default=0.6, help="share of the workers' time that the requests need")
     parser.add_argument("--cores", type=float, default=0.4, help="CPU limit of each worker; the router and the client need the rest")
-    parser.add_argument(
-        "--no-workers", action="store_true", help="only simulate, with the medians of an earlier run, and without withdrawals"
-    )
     parser.add_argument("--quick", action="store_true", help="one short repeat: does it run")
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.requests = 1, 30
     console = Console(width=150)
-    if options.no_workers:
-        write_report(__name__, options, simulate_withdrawals(options, console))
-        return 0
     results = asyncio.run(run(options, console))
     report(results, console)
     write_report(__name__, options, results)

@@ -10,6 +10,7 @@ from fairlead.simulate.pods import Pod
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
+from fairlead_router.routing.prompts_in_flight import PromptsInFlight
 from fairlead_router.serving.waiting_attempts import WaitingAttempt
 
 
@@ -90,6 +91,8 @@ class Fleet:
         self.inflight = InflightRequests(most)
         # A single router has sent all requests.
         self.inflight_by_router = [InflightRequests(most) for _ in range(routers)] if routers > 1 else [self.inflight]
+        self.in_flight = PromptsInFlight() if routers == 1 else None
+        """Prompts that our router has sent, if it is the only one (`MirrorRouting`)."""
         self.table = PrefixTable()
         for number in self.usable:
             self.table.join(_slot(number), str(number), 1)
@@ -99,16 +102,26 @@ class Fleet:
         found = self.table.match(blocks)
         return [found.get(str(number), 0) for number in range(len(self.pods))]
 
+    def whole_blocks(self, request: Request) -> Sequence[int]:
+        """Return the prompt's blocks without a partial last one."""
+        return request.blocks[: request.prompt_tokens // self.block_tokens]
+
     def add_request(self, flight: InflightRequest) -> None:
+        if self.in_flight is not None and flight.reserved:
+            blocks, pod = self.whole_blocks(flight.request), str(flight.pod)
+            shown = self.table.match(blocks).get(pod, 0)
+            self.in_flight.add(_name(flight), pod, blocks[shown:], flight.sent_at)
         for known in self._known_to(flight.router):
             known.add(flight)
 
     def record_first_token(self, flight: InflightRequest) -> None:
+        self._forget_prompt(flight)
         flight.waiting = False
         for known in self._known_to(flight.router):
             known.record_first_token(flight)
 
     def end_request(self, flight: InflightRequest) -> None:
+        self._forget_prompt(flight)
         for known in self._known_to(flight.router):
             known.drop(flight)
 
@@ -132,6 +145,10 @@ class Fleet:
         self.drain(pod)
         self.table.end(_slot(pod))
 
+    def _forget_prompt(self, flight: InflightRequest) -> None:
+        if self.in_flight is not None:
+            self.in_flight.remove(_name(flight))
+
     def _known_to(self, router: int) -> list[InflightRequests]:
         return [self.inflight, self.inflight_by_router[router]] if len(self.inflight_by_router) > 1 else [self.inflight]
 
@@ -141,6 +158,10 @@ def choose_lowest(numbers: Iterable[int], value_of: Callable[[int], float], draw
     values = {number: value_of(number) for number in numbers}
     low = min(values.values())
     return draw.choice([number for number, value in values.items() if value == low])
+
+
+def _name(flight: InflightRequest) -> bytes:
+    return flight.position.to_bytes(8, "big")
 
 
 def _slot(number: int) -> bytes:

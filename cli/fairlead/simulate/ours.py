@@ -2,7 +2,7 @@
 
 import pickle
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.router_view import RouterView
@@ -14,6 +14,7 @@ from fairlead_index.score import ScoredWorker, StartEstimate, prefill_seconds, r
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest, score_locally
 from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.prompts_in_flight import prefer_computing
 from fairlead_router.routing.ranking import rank_locally
 from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 
@@ -23,7 +24,10 @@ RETURN_SECONDS = 4.0
 
 
 class Fairlead:
-    """Lowest expected time to first token, from the workers' last load reports and the reservations that all routers share."""
+    """Lowest expected time to first token, from the workers' last load reports and the reservations that all routers share.
+
+    A single router also counts the prompts that it has sent as held, as `MirrorRouting` does.
+    """
 
     reserves = True
 
@@ -33,23 +37,31 @@ class Fairlead:
 
     def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
         fleet = self._fleet
-        blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
-        pods = _untried(fleet, tried)
-        homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in pods] if blocks else ()
-        workers = self._score(request, now, pods)
-        best = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
+        best = self._rank(request, now, _untried(fleet, tried), 1)[0]
         return int(best.address), best.cached
 
     def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
-        workers = self._score(request, now, self._fleet.usable)
-        return {int(start.address): start for start in rank_candidates(workers, b"", request.prompt_tokens, bytes(8), len(workers))}
+        starts = self._rank(request, now, self._fleet.usable, len(self._fleet.usable))
+        return {int(start.address): start for start in starts}
 
     def prefill_seconds(self, pod: int, now: float) -> float:
         return prefill_seconds(self._read(pod, now))
 
-    def _score(self, request: Request, now: float, pods: Iterable[int]) -> list[ScoredWorker]:
-        depths = self._fleet.depths(request.blocks)
-        return [self._read(number, now, depths[number]) for number in pods]
+    def _rank(self, request: Request, now: float, pods: Collection[int], wanted: int) -> list[StartEstimate]:
+        fleet, blocks = self._fleet, self._fleet.whole_blocks(request)
+        held = {pod: tokens for pod, depth in enumerate(fleet.depths(request.blocks)) if (tokens := depth * fleet.block_tokens)}
+        computing: dict[int, int] = {}
+        if fleet.in_flight is not None:
+            by_address = {str(pod): tokens for pod, tokens in held.items()}
+            found = fleet.in_flight.extend(by_address, blocks, lambda _: fleet.block_tokens, now)
+            computing = {int(address): tokens for address, tokens in found.items()}
+        known = held | computing
+        is_cold = len(blocks) > 0 and not any(pod in known for pod in pods)
+        homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in pods] if is_cold else ()
+        workers = [self._read(pod, now, known.get(pod, 0) // fleet.block_tokens) for pod in pods]
+        asked = len(workers) if computing else wanted
+        starts = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), asked, homes)
+        return prefer_computing(starts, {str(pod): tokens for pod, tokens in computing.items()})[:wanted]
 
     def _read(self, pod: int, now: float, depth: int = 0) -> ScoredWorker:
         """Return the pod as the index has it."""

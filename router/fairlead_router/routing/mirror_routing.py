@@ -14,11 +14,11 @@ from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.score import CONSIDERED, HOLDERS, SLACK, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
-from fairlead_router.routing.prompts_in_flight import PromptsInFlight
+from fairlead_router.routing.prompts_in_flight import PromptsInFlight, prefer_computing
 from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 from fairlead_router.supervision import supervise
 
@@ -136,7 +136,7 @@ class MirrorRouting:
         scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
         asked = len(scored) if computing else wanted
         starts = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), asked, homes)
-        return _prefer_computing(starts, computing)[:wanted], computing
+        return prefer_computing(starts, computing)[:wanted], computing
 
     def _candidates(
         self, mirror: MirrorReader, request: RoutingRequest, tried: Tried, fresh: bool
@@ -264,21 +264,6 @@ class MirrorRouting:
     def _start_mirror(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)
         self._mirror.start()
-
-
-def _prefer_computing(starts: list[StartEstimate], computing: Mapping[str, int]) -> list[StartEstimate]:
-    """Return the workers, with one first that computes a part of the prompt for another request, if it is about as soon as the best.
-
-    It may be later by SLACK, and by no more than the work that it saves. Without this rule the first equal prompts of a burst spread: to
-    wait for a prefix takes as long as to compute it, but the work delays the requests that follow.
-    """
-    shared = [start for start in starts if start.address in computing]
-    if not shared or starts[0] in shared:
-        return starts
-    first, best = starts[0], min(shared, key=lambda start: (not start.fits, start.seconds))
-    if best.seconds > min(SLACK * first.seconds, first.seconds + first.work - best.work) or (first.fits and not best.fits):
-        return starts
-    return [best, *(start for start in starts if start is not best)]
 
 
 def _match(mirror: MirrorReader, request: RoutingRequest) -> dict[str, int]:

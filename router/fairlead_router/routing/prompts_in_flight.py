@@ -1,7 +1,12 @@
-"""Prompts that this router has sent and whose answer has not begun: what the index does not show yet, but will. Pure."""
+"""Prompts that this router has sent and whose answer has not begun: what the index does not show yet, but will. Pure.
+
+`fairlead simulate` runs the same code.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from fairlead_index.score import SLACK, StartEstimate
 
 EXPIRY_SECONDS: Final = 60.0
 """Time after which a prompt no longer counts, as for a reservation: the answer to a redirected client is not seen here."""
@@ -75,3 +80,18 @@ class PromptsInFlight:
     def _expire(self, now: float) -> None:
         while self._sent and self._sent[oldest := next(iter(self._sent))].expires <= now:
             self.remove(oldest)
+
+
+def prefer_computing(starts: list[StartEstimate], computing: Mapping[str, int]) -> list[StartEstimate]:
+    """Return the workers, with one first that computes a part of the prompt for another request, if it is about as soon as the best.
+
+    It may be later by SLACK, and by no more than the work that it saves. Without this rule the first equal prompts of a burst spread: to
+    wait for a prefix takes as long as to compute it, but the work delays the requests that follow.
+    """
+    shared = [start for start in starts if start.address in computing]
+    if not shared or starts[0] in shared:
+        return starts
+    first, best = starts[0], min(shared, key=lambda start: (not start.fits, start.seconds))
+    if best.seconds > min(SLACK * first.seconds, first.seconds + first.work - best.work) or (first.fits and not best.fits):
+        return starts
+    return [best, *(start for start in starts if start is not best)]

@@ -90,3 +90,12 @@ def test_a_request_takes_time_from_the_step_in_flight_and_none_from_an_idle_work
 def test_the_first_step_of_an_idle_worker_is_shorter() -> None:
     model = replace(MODEL, idle_credit=0.04)
     assert first_tokens(EnginePod(model, 0.0), [prompt(*range(1, 9)), prompt(9, at=3.0)]) == [(0, 1.44, 0), (1, 3.22, 0)]
+
+
+@pytest.mark.parametrize(("routers", "cached"), [(1, [0, 48, 48]), (2, [0, 0, 0])])
+def test_a_single_router_sends_a_prompt_where_its_prefix_is_computed(routers: int, cached: list[int]) -> None:
+    """The index does not show a prompt before the end of its step. Several routers do not know each other's prompts."""
+    model = replace(MODEL, config=SchedulerConfig(max_model_len=4096))
+    requests = [prompt(1, 2, 3), prompt(1, 2, 3, 4, at=0.1), prompt(1, 2, 3, 4, 5, at=0.2)]
+    outcome = replay("fairlead", requests, Scenario(3, model, routers=routers), seed=1)
+    assert round(outcome.hit_rate * sum(each.prompt_tokens for each in requests)) == sum(cached)
