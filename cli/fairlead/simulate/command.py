@@ -14,7 +14,7 @@ from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead.simulate.catalog import load, offered_load
 from fairlead.simulate.failures import draw_failures, parse_failure
-from fairlead.simulate.options import SimulateOptions
+from fairlead.simulate.options import LEAST_SPEED, SimulateOptions
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.plot import draw_svg
 from fairlead.simulate.pods import PodModel
@@ -140,6 +140,8 @@ def _check(options: SimulateOptions) -> None:
     for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "chunk_tokens", "step_seconds", "routers", "repeats"):
         if not 0 < getattr(options, flag) < math.inf:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be above 0 and finite")
+    if options.speed < LEAST_SPEED:
+        raise UserError(f"--speed {options.speed}: must be at least {LEAST_SPEED}")
     if options.pods > MOST_PODS:
         raise UserError(f"--pods {options.pods}: must be at most {MOST_PODS}")
     for flag in ("context_seconds", "start_seconds", "report_seconds", "stabilization_seconds"):

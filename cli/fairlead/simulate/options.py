@@ -12,6 +12,9 @@ from fairlead.simulate.catalog import GENERATORS
 from fairlead.simulate.policies import POLICIES
 from fairlead_operator.api.scaling import DEFAULT_STABILIZATION_WINDOW_SECONDS
 
+LEAST_SPEED = 0.001
+"""Of arrivals. Slower ones would take more simulated seconds than a run can count."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
@@ -94,8 +97,8 @@ class SimulateOptions:
             speeds = [float(part) for part in self.sweep.split(",")]
         except ValueError:
             speeds = []
-        if not speeds or not all(0 < speed < math.inf for speed in speeds):
-            raise UserError(f"--sweep {self.sweep}: every speed must be above 0 and finite; give A,B,C")
+        if not speeds or not all(LEAST_SPEED <= speed < math.inf for speed in speeds):
+            raise UserError(f"--sweep {self.sweep}: every speed must be at least {LEAST_SPEED} and finite; give A,B,C")
         return speeds
 
     @property

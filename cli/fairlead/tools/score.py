@@ -54,7 +54,7 @@ def show_score(console: Console, found: dict[str, Any]) -> None:
     table.add_column("ADDRESS")
     for worker in found["workers"]:
         terms = [f"{worker['terms'][term]:.3f}" for term in TERMS]
-        full = "" if worker["fits"] else " (no KV pages free)"
+        full = "" if worker["fits"] else " (too few free KV pages)"
         figures = (str(worker["cached_tokens"]), *terms, f"{worker['score']:.3f}", f"{worker['ttft']:.3f}")
         table.add_row(worker["pod"] or "?", *figures, f"{worker['address']}{full}")
     console.print(table if found["workers"] else "  no workers")

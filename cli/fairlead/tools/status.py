@@ -78,7 +78,7 @@ def run(options: Options) -> int:
             show(console, options.url, page)
         else:
             print_data([page], options.output)
-        return 0
+        return 0 if is_ready(page) else 1
     if not runs:
         if options.output == "table":
             print(NothingRuns(options.name))
@@ -183,6 +183,11 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         if worker.get("reason"):
             where = worker.get("pod") or worker.get("address", "?")
             console.print(f"{where}: {worker['reason']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def is_ready(page: Mapping[str, Any]) -> bool:
+    """Return whether a worker of `read_workers` takes requests."""
+    return any(worker.get("ready") and not worker.get("draining") for worker in page["workers"])
 
 
 def prediction_error(worker: dict[str, Any]) -> str:
