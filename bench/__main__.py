@@ -9,6 +9,7 @@ import importlib
 import sys
 
 from bench import catalog
+from fairlead_worker.native import build
 
 
 def main() -> int:
@@ -26,6 +27,10 @@ def main() -> int:
         hint = f" Did you mean {near}?" if near else ""
         print(f"bench: no benchmark is called {name!r}.{hint} `python -m bench list` shows all names.", file=sys.stderr)
         return 2
+    if build.LEVELS and not build.current():
+        print(
+            "bench: without native kernels a CPU worker takes twice as long: run `python -m fairlead_worker.native.build`", file=sys.stderr
+        )
     sys.argv = [name, *options]
     return importlib.import_module(f"bench.{name.replace('/', '.')}").main() or 0
 
