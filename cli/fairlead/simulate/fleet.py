@@ -91,7 +91,7 @@ class Fleet:
         self.inflight = InflightRequests(most)
         # A single router has sent all requests.
         self.inflight_by_router = [InflightRequests(most) for _ in range(routers)] if routers > 1 else [self.inflight]
-        self.in_flight = PromptsInFlight() if routers == 1 else None
+        self.prompts_in_flight = PromptsInFlight() if routers == 1 else None
         """Prompts that our router has sent, if it is the only one (`MirrorRouting`)."""
         self.table = PrefixTable()
         for number in self.usable:
@@ -107,10 +107,10 @@ class Fleet:
         return request.blocks[: request.prompt_tokens // self.block_tokens]
 
     def add_request(self, flight: InflightRequest) -> None:
-        if self.in_flight is not None and flight.reserved:
+        if self.prompts_in_flight is not None and flight.reserved:
             blocks, pod = self.whole_blocks(flight.request), str(flight.pod)
             shown = self.table.match(blocks).get(pod, 0)
-            self.in_flight.add(_name(flight), pod, blocks[shown:], flight.sent_at)
+            self.prompts_in_flight.add(_reservation(flight), pod, blocks[shown:], flight.sent_at)
         for known in self._known_to(flight.router):
             known.add(flight)
 
@@ -146,8 +146,8 @@ class Fleet:
         self.table.end(_slot(pod))
 
     def _forget_prompt(self, flight: InflightRequest) -> None:
-        if self.in_flight is not None:
-            self.in_flight.remove(_name(flight))
+        if self.prompts_in_flight is not None:
+            self.prompts_in_flight.remove(_reservation(flight))
 
     def _known_to(self, router: int) -> list[InflightRequests]:
         return [self.inflight, self.inflight_by_router[router]] if len(self.inflight_by_router) > 1 else [self.inflight]
@@ -160,7 +160,7 @@ def choose_lowest(numbers: Iterable[int], value_of: Callable[[int], float], draw
     return draw.choice([number for number, value in values.items() if value == low])
 
 
-def _name(flight: InflightRequest) -> bytes:
+def _reservation(flight: InflightRequest) -> bytes:
     return flight.position.to_bytes(8, "big")
 
 

@@ -36,31 +36,30 @@ class Fairlead:
         self._ring = Ring(str(number) for number in range(len(fleet.pods)))
 
     def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
-        fleet = self._fleet
-        best = self._rank(request, now, _untried(fleet, tried), 1)[0]
+        best = self._rank(request, now, _untried(self._fleet, tried), 1, self._draw.randbytes(8))[0]
         return int(best.address), best.cached
 
     def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
-        starts = self._rank(request, now, self._fleet.usable, len(self._fleet.usable))
+        starts = self._rank(request, now, self._fleet.usable, len(self._fleet.usable), bytes(8))
         return {int(start.address): start for start in starts}
 
     def prefill_seconds(self, pod: int, now: float) -> float:
         return prefill_seconds(self._read(pod, now))
 
-    def _rank(self, request: Request, now: float, pods: Collection[int], wanted: int) -> list[StartEstimate]:
+    def _rank(self, request: Request, now: float, pods: Collection[int], wanted: int, draw: bytes) -> list[StartEstimate]:
         fleet, blocks = self._fleet, self._fleet.whole_blocks(request)
         held = {pod: tokens for pod, depth in enumerate(fleet.depths(request.blocks)) if (tokens := depth * fleet.block_tokens)}
         computing: dict[int, int] = {}
-        if fleet.in_flight is not None:
+        if fleet.prompts_in_flight is not None:
             by_address = {str(pod): tokens for pod, tokens in held.items()}
-            found = fleet.in_flight.extend(by_address, blocks, lambda _: fleet.block_tokens, now)
+            found = fleet.prompts_in_flight.extend(by_address, blocks, lambda _: fleet.block_tokens, now)
             computing = {int(address): tokens for address, tokens in found.items()}
         known = held | computing
         is_cold = len(blocks) > 0 and not any(pod in known for pod in pods)
         homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in pods] if is_cold else ()
         workers = [self._read(pod, now, known.get(pod, 0) // fleet.block_tokens) for pod in pods]
         asked = len(workers) if computing else wanted
-        starts = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), asked, homes)
+        starts = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, draw, asked, homes)
         return prefer_computing(starts, {str(pod): tokens for pod, tokens in computing.items()})[:wanted]
 
     def _read(self, pod: int, now: float, depth: int = 0) -> ScoredWorker:

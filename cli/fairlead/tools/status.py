@@ -187,7 +187,7 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
 
 def is_ready(page: Mapping[str, Any]) -> bool:
     """Return whether a worker of `read_workers` takes requests."""
-    return any(worker.get("ready") and not worker.get("draining") for worker in page["workers"])
+    return any(worker.get("ready") and not worker.get("draining") and worker.get("usable", True) for worker in page["workers"])
 
 
 def prediction_error(worker: dict[str, Any]) -> str:

@@ -7,16 +7,16 @@ from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.scheduler.background import RECENT_STEPS, Urgency
 from fairlead_worker.scheduler.plan import StepPlan
-from fairlead_worker.scheduler.stats import EFFICIENT, EngineStats
+from fairlead_worker.scheduler.stats import PREFILL_PER_DECODE, EngineStats
 
 PAGE, CHUNK, BATCH = 4, 256, 9
 TOKEN, DECODE = 0.001, 0.02
-EFFICIENT_TOKENS = int(EFFICIENT * DECODE / TOKEN)
+LIMIT = int(PREFILL_PER_DECODE * DECODE / TOKEN)
 
 
 def engine(**config: object) -> EngineModel:
     """An engine that knows the time of its steps."""
-    model = EngineModel(4000, PAGE, chunked_prefill_size=CHUNK, **config)
+    model = EngineModel(40_000, PAGE, **{"chunked_prefill_size": CHUNK, **config})
     model.seconds = lambda plan: DECODE + TOKEN * plan.prefill_tokens
     model.scheduler.stats.record_warmup_decode(DECODE)
     model.scheduler.stats.record_warmup(CHUNK, DECODE + TOKEN * CHUNK)
@@ -37,12 +37,12 @@ def test_without_urgent_requests_a_batch_gets_whole_chunks() -> None:
     assert rows(model.step()) == {"batch": CHUNK}
 
 
-def test_beside_urgent_requests_a_batch_gets_efficient_chunks() -> None:
+def test_beside_urgent_requests_a_batch_gets_small_chunks() -> None:
     model = engine()
     model.submit(prompt(1, 40), 1, name="chat")
     model.step()
     model.submit(prompt(2, 3 * CHUNK), name="batch", priority=BATCH)
-    assert rows(model.step()) == {"batch": EFFICIENT_TOKENS}
+    assert rows(model.step()) == {"batch": LIMIT}
     model.run()
 
 
@@ -52,7 +52,7 @@ def test_an_urgent_prompt_does_not_share_a_larger_step() -> None:
     model.submit(prompt(2, 120), name="chat")
     model.submit(prompt(3, 100), name="other chat")
     assert rows(model.step()) == {"chat": 120, "other chat": 100}, "equals share the chunk"
-    assert rows(model.step()) == {"chat": 1, "other chat": 1, "batch": EFFICIENT_TOKENS}
+    assert rows(model.step()) == {"chat": 1, "other chat": 1, "batch": LIMIT}
     model.run()
 
 
@@ -60,7 +60,7 @@ def test_a_small_urgent_step_is_filled_up() -> None:
     model = engine()
     model.submit(prompt(1, 100), name="batch", priority=BATCH)
     model.submit(prompt(2, 20), name="chat")
-    assert rows(model.step()) == {"chat": 20, "batch": EFFICIENT_TOKENS - 20}
+    assert rows(model.step()) == {"chat": 20, "batch": LIMIT - 20}
     model.run()
 
 
@@ -72,38 +72,107 @@ def test_policies_without_priorities_know_no_background() -> None:
     model.run()
 
 
-def test_urgency_ends_after_some_steps() -> None:
+@pytest.mark.parametrize("urgent", [64, 128, CHUNK])
+def test_less_urgent_work_gets_one_token_in_max_bypass(urgent: int) -> None:
+    """The oldest request gets a whole chunk when its turn comes, although it is background."""
+    model = engine(max_bypass=8)
+    model.submit(prompt(1, 20_000), 1, name="batch", priority=BATCH)
+    batch = chats = 0
+    for _ in range(300):
+        while len(model.scheduler.waiting) < 4:
+            model.submit(prompt(len(model.told) + 2, urgent), 1)
+        counts = rows(model.step())
+        batch += counts.pop("batch", 0)
+        chats += sum(counts.values())
+    assert 7 < chats / batch < 9
+
+
+def test_a_preempted_background_prompt_is_admitted_beside_urgent_ones() -> None:
+    model = engine()
+    model.submit(prompt(1, 100), 300, name="batch", priority=BATCH, ignore_eos=True)
+    model.step()
+    scheduler = model.scheduler
+    batch = scheduler._requests["batch"]
+    scheduler.preempt(batch)
+    scheduler.waiting.add_preempted(batch)
+    model.submit(prompt(2, 100), 1)
+    assert "batch" in rows(model.step())
+    model.run()
+
+
+def test_a_middle_class_does_not_hide_a_more_urgent_one() -> None:
     urgency = Urgency()
     assert not urgency.is_background(BATCH, 0), "nothing has arrived"
     urgency.record(0, 10)
-    urgency.record(BATCH, 11)
-    assert urgency.is_background(BATCH, 10 + RECENT_STEPS) and not urgency.is_background(0, 10)
-    assert not urgency.is_background(BATCH, 11 + RECENT_STEPS)
-    urgency.record(5, 11 + RECENT_STEPS)
-    assert urgency.is_background(BATCH, 12 + RECENT_STEPS) and not urgency.is_background(5, 12 + RECENT_STEPS)
+    urgency.record(5, 200)
+    urgency.record(BATCH, 201)
+    assert urgency.is_background(5, 10 + RECENT_STEPS) and not urgency.is_background(5, 11 + RECENT_STEPS)
+    assert urgency.is_background(BATCH, 200 + RECENT_STEPS) and not urgency.is_background(BATCH, 201 + RECENT_STEPS)
+    assert not urgency.is_background(0, 11)
+
+
+@settings(deadline=None, max_examples=200)
+@given(arrivals=st.lists(st.tuples(st.integers(0, 150), st.integers(-3, 3)), max_size=30), priority=st.integers(-3, 4))
+def test_urgency_is_the_last_arrival_of_a_more_urgent_request(arrivals: list[tuple[int, int]], priority: int) -> None:
+    urgency, step, told = Urgency(), 0, []
+    for pause, arrived in arrivals:
+        step += pause
+        urgency.record(arrived, step)
+        told.append((arrived, step))
+    expected = any(arrived < priority and step - at <= RECENT_STEPS for arrived, at in told)
+    assert urgency.is_background(priority, step) == expected
+
+
+def test_the_limit_follows_recent_decodes_and_is_a_token_at_least() -> None:
+    stats = EngineStats(CHUNK)
+    assert stats.background_tokens == 0, "unknown"
+    stats.record_warmup_decode(DECODE)
+    stats.record_warmup(CHUNK, DECODE + TOKEN * CHUNK)
+    assert stats.background_tokens == pytest.approx(LIMIT, abs=1)
+    for _ in range(100):
+        stats.record_step(0, 8, 2 * DECODE)
+    assert stats.background_tokens == pytest.approx(2 * LIMIT, rel=0.05), "a decode step of eight streams"
+    stats = EngineStats(CHUNK)
+    stats.record_warmup_decode(TOKEN / 10)
+    stats.record_warmup(CHUNK, TOKEN * CHUNK)
+    assert stats.background_tokens == 1
+
+
+def test_a_step_has_an_eighth_of_a_chunk_for_background_prompts() -> None:
+    model = engine()
+    stats = model.scheduler.stats
+    for _ in range(100):
+        stats.record_step(0, 1, DECODE / 100)
+    model.submit(prompt(1, 40), 1)
+    model.step()
+    model.submit(prompt(2, 3 * CHUNK), name="batch", priority=BATCH)
+    assert rows(model.step()) == {"batch": CHUNK // 8}
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
 def test_odd_step_times_set_no_limit(seconds: float) -> None:
     stats = EngineStats(CHUNK)
-    assert stats.efficient_tokens == 0
     stats.record_step(0, 1, seconds)
     stats.record_step(100, 0, seconds)
-    assert stats.efficient_tokens == 0
+    assert stats.background_tokens == 0
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400), st.sampled_from([0, 1, BATCH])), min_size=1, max_size=40),
-    speculation=st.booleans(),
+    config=st.sampled_from(
+        [{}, {"speculative_method": "ngram"}, {"chunked_prefill_size": -1}, {"enable_mixed_chunk": False}, {"prefill_max_requests": 1}]
+    ),
 )
-def test_every_prompt_ends_and_none_waits_behind_more_than_the_bound(arrivals: list[tuple[int, int, int]], speculation: bool) -> None:
-    """The model checks pages and tokens. A prompt is passed `max_bypass` times at most, whatever its class."""
-    model = engine(max_bypass=4)
+def test_every_prompt_is_computed_and_its_answer_is_that_of_an_idle_engine(
+    arrivals: list[tuple[int, int, int]], config: dict[str, object]
+) -> None:
+    """The model checks pages and tokens in each step."""
+    model = engine(**{"max_bypass": 4, **config})
     for number, (pause, tokens, priority) in enumerate(arrivals):
         for _ in range(pause):
             if not model.scheduler.idle:
                 model.step()
         model.submit(prompt(number, tokens), 3, priority=priority)
     model.run()
-    assert all(answer.finish == "length" or answer.finish == "stop" for answer in model.told.values())
+    model.check_answers()

@@ -39,7 +39,7 @@ class StepBudget:
     ) -> None:
         """`prefill_budget`: replaces `chunked_prefill_size` in this step.
         `idle`: replaces it if no request decodes, in this step or after it; 0: requests decode.
-        `background`: tokens of the step up to which background prompts may add theirs; 0: no limit."""
+        `background`: prefill tokens of the step beyond which no background prompt is added; 0: no limit."""
         self._background = max(background, least_chunk(config, page_size)) if background else inf
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size

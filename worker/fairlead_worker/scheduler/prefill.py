@@ -82,7 +82,7 @@ class Prefill:
         if chunked is not None:
             if chunked.scoring and is_beside_decodes:
                 return PrefillStep(excludes_decodes=True)
-            rows.append(self._cut(chunked, budget))
+            rows.append(self._cut(chunked, budget, self._is_background(chunked)))
         if len(self._waiting):
             excludes_decodes = self._admit_waiting(rows, budget, is_beside_decodes)
         return PrefillStep(rows, budget.spent, budget.work, excludes_decodes)
@@ -110,14 +110,15 @@ class Prefill:
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
                 cached, slot = node.depth * self._page_size, self._find_kept(request, node)
-                if slot is None and not budget.cut(len(request.tokens) - cached, cached, self._is_background(request)):
+                is_background = self._is_background(request) and not self._waiting.is_due(request)
+                if slot is None and not budget.cut(len(request.tokens) - cached, cached, is_background):
                     return False
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
                         return True
                     if slot is None:
                         self._admit(request, node, cached)
-                        rows.append(self._cut(request, budget))
+                        rows.append(self._cut(request, budget, is_background))
                     else:
                         self._admit(request, node, len(request.tokens) - 1)
                         rows.append(self._repeat(request, slot))
@@ -162,12 +163,12 @@ class Prefill:
             stats.recomputed_tokens += max(history.lost - history.cached, 0)
         insort(self._running, request, key=by_arrival)
 
-    def _cut(self, request: Request, budget: StepBudget) -> Row:
+    def _cut(self, request: Request, budget: StepBudget, is_background: bool) -> Row:
         """Return a row with as much of the request as the budget allows.
 
         An incomplete request becomes `chunked_req` and reserves no output yet.
         """
-        count = budget.cut(request.uncomputed, request.computed, self._is_background(request))
+        count = budget.cut(request.uncomputed, request.computed, is_background)
         budget.spend(count, request.computed)
         is_whole = count == request.uncomputed
         if is_whole:

@@ -121,7 +121,7 @@ class Scheduler:
         if self.chunk_sizer is not None:
             prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.stats.prefill_rate)
         idle = 0 if self.batch.rows else idle_tokens(self.config, self.stats.prefill_rate)
-        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, self.stats.efficient_tokens)
+        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, self.stats.background_tokens)
 
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:

@@ -8,10 +8,10 @@ _OUTLIER = 3.0
 """A step with prefill that took longer than this many times its expected time counts as that long. So one pause of the machine changes
 little, and the rate still follows a machine that has become slower."""
 
-EFFICIENT = 4
-"""A step of *n* tokens takes the time of a decode and *n* times that of a token. When the second part is four times the first, the first is
-a fifth of the step."""
+PREFILL_PER_DECODE = 4
+"""Time of a background step's prefill, in decode steps. The time that every step takes is then a fifth of it."""
 _MOST_TOKENS = 1 << 20
+"""More than any step has."""
 
 
 class EngineStats:
@@ -23,9 +23,9 @@ class EngineStats:
     """
 
     __slots__ = (
-        "_alone_seconds",
-        "_alone_steps",
         "_chunk",
+        "_decode_only_seconds",
+        "_decode_only_steps",
         "_decode_seconds",
         "_decode_steps",
         "_fastest_decode",
@@ -61,9 +61,9 @@ class EngineStats:
         self._decode_seconds = 0.0
         self._decode_steps = 0.0
         self._fastest_decode = 0.0
-        self._alone_seconds = 0.0
-        """Of recent decode steps without prefill."""
-        self._alone_steps = 0.0
+        self._decode_only_seconds = 0.0
+        """Of recent steps without prefill."""
+        self._decode_only_steps = 0.0
 
     def record_step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
         """Count one step."""
@@ -75,8 +75,8 @@ class EngineStats:
             self._decode_seconds = KEEP * self._decode_seconds + seconds
             self._fastest_decode = min(seconds, self._fastest_decode or seconds)
             if not prefill_tokens:
-                self._alone_steps = KEEP * self._alone_steps + 1
-                self._alone_seconds = KEEP * self._alone_seconds + seconds
+                self._decode_only_steps = KEEP * self._decode_only_steps + 1
+                self._decode_only_seconds = KEEP * self._decode_only_seconds + seconds
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
         """Set the prefill rate by a warm-up step, which is not counted. Record the warm-up's decodes first."""
@@ -97,13 +97,13 @@ class EngineStats:
         return self._chunk / seconds if seconds > 0 else 0.0
 
     @property
-    def efficient_tokens(self) -> int:
-        """Prefill tokens that take `EFFICIENT` times as long as a decode step; 0: unknown. Larger steps save at most a fifth."""
+    def background_tokens(self) -> int:
+        """Prefill tokens that take `PREFILL_PER_DECODE` times as long as a decode step, at least 1; 0: unknown or unlimited."""
         if not self._squares or not self._seconds_per_token > 0:
             return 0
-        decode = self._alone_seconds / self._alone_steps if self._alone_steps else self._fastest_decode
-        tokens = EFFICIENT * decode / self._seconds_per_token
-        return int(tokens) if tokens < _MOST_TOKENS else 0
+        decode = self._decode_only_seconds / self._decode_only_steps if self._decode_only_steps else self._fastest_decode
+        tokens = PREFILL_PER_DECODE * decode / self._seconds_per_token
+        return max(1, int(tokens)) if 0 < tokens < _MOST_TOKENS else 0
 
     @property
     def _seconds_per_token(self) -> float:

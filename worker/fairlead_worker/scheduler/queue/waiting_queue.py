@@ -131,6 +131,10 @@ class WaitingQueue:
                 return
         yield from self._in_order()
 
+    def is_due(self, request: Request) -> bool:
+        """Return whether a waiting request is next by the bounds on waiting, whatever its order."""
+        return request in self._preempted or (self._bypassed >= self._max_bypass and request is self._oldest())
+
     def reset_running(self) -> None:
         """Note that nothing runs, so there is nothing to preempt."""
         self._least_urgent = min(self._backlog.classes, default=0)
