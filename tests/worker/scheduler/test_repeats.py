@@ -98,6 +98,16 @@ def test_more_prompts_than_slots_in_one_step() -> None:
     finish(machine)
 
 
+def test_a_prompt_that_two_rows_of_a_step_compute_is_kept_once() -> None:
+    """Without sharing within a step, or where the second one's match was not refreshed."""
+    machine = EngineModel(64, PAGE, kept_prompts=4, dedupe_tokens=0, match_refresh_limit=0)
+    for _ in range(2):
+        machine.submit(prompt(17), 3, ignore_eos=True)
+    plan = machine.step()
+    assert plan.prefill_tokens == 34 and [row.slot >= 0 for row in plan.rows] == [True, False]
+    finish(machine)
+
+
 def test_a_repeat_whose_token_is_late_computes_its_last_token() -> None:
     machine = OverlappedModel(64, PAGE, kept_prompts=4)
     machine.submit(prompt(32), 3, ignore_eos=True)

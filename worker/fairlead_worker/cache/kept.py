@@ -46,7 +46,9 @@ class KeptPrompts:
         return slot
 
     def keep(self, prompt: Prompt) -> int | None:
-        """Return a slot for a prompt that this plan completes. None if all slots are used in this plan."""
+        """Return a slot for a prompt that this plan completes. None if this plan uses all slots, or one of its rows has the prompt."""
+        if prompt in self._busy:
+            return None
         slot = self._slots.get(prompt)
         if slot is None:
             if not self._free:
