@@ -108,9 +108,11 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
-        patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.triton_product", lambda: FakeProduct(gpu)))
+        patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.load_triton_product", lambda: FakeProduct(gpu)))
         for name in ("lowbit.choose", "expert_checkpoint", "loader"):
-            patches.enter_context(patch(f"fairlead_worker.model.{name}.rounder", lambda device, blocks=False: FakeRounder(gpu, blocks)))
+            patches.enter_context(
+                patch(f"fairlead_worker.model.{name}.choose_rounder", lambda device, blocks=False: FakeRounder(gpu, blocks))
+            )
         patches.enter_context(
             patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))
         )
@@ -146,7 +148,7 @@ def make_model(
         keep_experts(model, *EXPERTS[quantization])
     if quantization == BLOCKS or quantization not in ("none", *EXPERTS):
         quantize(model, quantization)
-        keep_fp8(model, torch.bfloat16, choose.rounder)
+        keep_fp8(model, torch.bfloat16, choose.choose_rounder)
         int4.keep_int4(model)
     if group is not None and shards is not None:
         connect(model, shards, group)
@@ -192,7 +194,7 @@ def quantize_in_blocks(model: PreTrainedModel) -> None:
         outputs, inputs = layer.weight.shape
         weight = torch.empty(outputs, inputs, dtype=rows.FLOAT8, device=CUDA)
         scale = torch.empty(-(-outputs // rows.GROUP), -(-inputs // rows.GROUP), device=CUDA)
-        return Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, choose.rounder(CUDA, True))
+        return Fp8BlockLinear(weight, scale, layer.bias, torch.bfloat16, choose.choose_rounder(CUDA, True))
 
     _replace_linears(model, make)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fairlead_worker.execution import draft, graphs, host, overlap, stream
-from fairlead_worker.execution.graphs import CudaRecorder, _Graph
+from fairlead_worker.execution.graph_recorder import CudaRecorder
+from fairlead_worker.execution.graphs import _Graph
 from fairlead_worker.execution.host import CudaHostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels import flashinfer, transfer

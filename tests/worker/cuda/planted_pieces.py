@@ -7,7 +7,7 @@ from tests.worker.cuda.machine import Block
 from tests.worker.cuda.planted import REPLAY, Patch, edit
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fairlead_worker.execution.graphs import CudaRecorder
+from fairlead_worker.execution.graph_recorder import CudaRecorder
 from fairlead_worker.execution.piecewise import PiecewiseGraphs, _PieceContext
 
 

@@ -18,7 +18,7 @@ from tests.worker.execution.waits import waits
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from fairlead_worker.execution.graphs import Cut
+from fairlead_worker.execution.graph_recorder import Cut
 from fairlead_worker.kernels.base import KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.model.loader import LoadedModel
@@ -53,7 +53,7 @@ class Recording(TorchDispatchMode):
 
 
 class Replayed:
-    """Implements `execution.graphs.Recorder`."""
+    """Implements `execution.graph_recorder.Recorder`."""
 
     def __init__(self) -> None:
         self.recorded: list[int] = []

@@ -264,7 +264,7 @@ def test_rows_of_experts_counted_on_the_host(gpu: FakeGpu, monkeypatch: Patch) -
 
 def test_experts_rounded_after_their_activation(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """The activation and the rounding of inner values as kernels of their own."""
-    monkeypatch.setattr(expert_checkpoint, "rounder", lambda device, blocks=False: FakeRounder(gpu, blocks, False))
+    monkeypatch.setattr(expert_checkpoint, "choose_rounder", lambda device, blocks=False: FakeRounder(gpu, blocks, False))
     assert "silu: 1 kernels, 0 allowed" in excess(gpu, MOE_FP8)
 
 

@@ -33,7 +33,7 @@ from fairlead_worker.model.expert_checkpoint import SUFFIXES, ExpertForm, KeptEx
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import checkpoint, choose
 from fairlead_worker.model.lowbit.checkpoint import reason_against
-from fairlead_worker.model.lowbit.choose import problem_of, trial_sizes
+from fairlead_worker.model.lowbit.choose import choose_trial_sizes, find_problem
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder
@@ -99,8 +99,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
     for module in (checkpoint, expert_checkpoint):
-        monkeypatch.setattr(module, "rounder", lambda device, blocks=False: TorchRounder(blocks))
-    monkeypatch.setattr(expert_checkpoint, "triton_product", PlainProduct)
+        monkeypatch.setattr(module, "choose_rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(expert_checkpoint, "load_triton_product", PlainProduct)
     monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
     yield
 
@@ -204,14 +204,14 @@ def test_a_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             return super().multiply(inputs, ExpertWeights(weights.values, scale, weights.scales), route, each)
 
     cpu = torch.device("cpu")
-    monkeypatch.setattr(choose, "rounder", lambda device, blocks=False: TorchRounder(blocks))
-    monkeypatch.setattr(choose, "triton_product", PlainProduct)
+    monkeypatch.setattr(choose, "choose_rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(choose, "load_triton_product", PlainProduct)
     for scales in Scales:
-        assert problem_of(cpu, scales, False, 3) == "" and (scales is Scales.GROUPS or problem_of(cpu, scales, True, 3) == "")
-    monkeypatch.setattr(choose, "triton_product", Swapped)
-    assert "% off" in problem_of(cpu, Scales.ROWS, True, 3)
-    monkeypatch.setattr(choose, "triton_product", lambda: 1 / 0)
-    assert problem_of(cpu, Scales.ROWS, True, 3).startswith("ZeroDivisionError")
+        assert find_problem(cpu, scales, False, 3) == "" and (scales is Scales.GROUPS or find_problem(cpu, scales, True, 3) == "")
+    monkeypatch.setattr(choose, "load_triton_product", Swapped)
+    assert "% off" in find_problem(cpu, Scales.ROWS, True, 3)
+    monkeypatch.setattr(choose, "load_triton_product", lambda: 1 / 0)
+    assert find_problem(cpu, Scales.ROWS, True, 3).startswith("ZeroDivisionError")
     tiles = pytest.importorskip("fairlead_worker.model.lowbit.kernels.experts").TILES
-    used = [next(tile for tile in tiles if 2 * tokens <= tile.most * 128) for tokens in trial_sizes(128)]
+    used = [next(tile for tile in tiles if 2 * tokens <= tile.most * 128) for tokens in choose_trial_sizes(128)]
     assert used == list(tiles)

@@ -22,7 +22,7 @@ from fairlead_worker.model.fp8_layers import ROWWISE_FP8, TILE
 from fairlead_worker.model.fused.gated import activation_of
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.lowbit.checkpoint import count_experts
-from fairlead_worker.model.lowbit.choose import problem_of, rounder, triton_product
+from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales
 from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP
 
@@ -105,8 +105,8 @@ class KeptExperts:
 
     def _made(self, module: nn.Module) -> LowBitExperts:
         parts = [self._weights(module, name) for name in ("gate_up_proj", "down_proj")]
-        rows = rounder(parts[0].values.device, self.form.scales is Scales.BLOCKS) if self.rounds else None
-        return LowBitExperts(parts[0], parts[1], activation_of(module), triton_product(), rows)
+        rows = choose_rounder(parts[0].values.device, self.form.scales is Scales.BLOCKS) if self.rounds else None
+        return LowBitExperts(parts[0], parts[1], activation_of(module), load_triton_product(), rows)
 
     def _weights(self, module: nn.Module, name: str) -> ExpertWeights:
         packed = "_packed" if self.form.scales is Scales.GROUPS else ""
@@ -132,7 +132,7 @@ def keep_experts(
     if isinstance(form, ExpertForm):
         multiplies = torch.cuda.get_device_capability(device) >= ROWWISE_FP8
         rounds = multiplies and _rounds_inputs(given)
-        reason = reason_against(config, form, dtype, ranks) or problem_of(device, form.scales, rounds, experts)
+        reason = reason_against(config, form, dtype, ranks) or find_problem(device, form.scales, rounds, experts)
         if not reason:
             if not multiplies:
                 logger.warning("experts are widened in their kernel: the GPU multiplies no float8 (compute capability below 8.9)")

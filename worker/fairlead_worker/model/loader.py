@@ -28,7 +28,7 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
-from fairlead_worker.model.lowbit.choose import rounder
+from fairlead_worker.model.lowbit.choose import choose_rounder
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.stored import COMPRESSED, Stored, find_stored, stored_class, take_stored
@@ -181,7 +181,7 @@ def load_model(
         take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
     if model.device.type == "cuda":
-        keep_fp8(model, torch_dtype, rounder)
+        keep_fp8(model, torch_dtype, choose_rounder)
         keep_int4(model)
     if keeps:
         logger.info("%d linear layers stay in float8", take_fp8(model, torch_dtype))

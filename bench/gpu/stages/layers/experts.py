@@ -13,7 +13,7 @@ from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.fused.experts import GroupedExperts
-from fairlead_worker.model.lowbit.choose import problem_of, rounder, triton_product
+from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Product, Route, Scales, find_route
 from fairlead_worker.model.lowbit.rows import Rounded, Rounder, TorchRounder
 
@@ -42,14 +42,14 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         each = sum(map(_bytes, parts)) / (up.numel() + down.numel())
         for rounds in (True, False) if (multiplies or not device.cuda) and scales is not Scales.GROUPS else (False,):
             name = f"{'MXFP4' if scales is Scales.GROUPS else 'float8'} by {scales.value}, inputs {'rounded' if rounds else 'in bfloat16'}"
-            problem = problem_of(device.device, scales, rounds, count) if device.cuda else ""
+            problem = find_problem(device.device, scales, rounds, count) if device.cuda else ""
             yield {"what": f"{name}: trial", "ok": not problem} | ({"said": problem} if problem else {})
             if problem:
                 continue
-            product: Product = triton_product() if device.cuda else PlainProduct()
+            product: Product = load_triton_product() if device.cuda else PlainProduct()
             rows: Rounder | None = None
             if rounds:
-                rows = (rounder if device.cuda else _plain_rounder)(device.device, scales is Scales.BLOCKS)
+                rows = (choose_rounder if device.cuda else _plain_rounder)(device.device, scales is Scales.BLOCKS)
             experts = LowBitExperts(*parts, "silu_and_mul", product, rows)
             plain = LowBitExperts(*parts, "silu_and_mul", PlainProduct(), rows)
             for tokens in (sizes[0], sizes[-1]):
@@ -74,7 +74,7 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
 def _library(device: Device, rates: Rates, weights: ExpertWeights, choices: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Rows: the product of gate and up with scales of rows by torch's kernel, which needs its rows gathered and put back, and by ours."""
     count, outputs, width = weights.values.shape
-    numbers, rows = torch.arange(count, device=device.device), rounder(device.device)
+    numbers, rows = torch.arange(count, device=device.device), choose_rounder(device.device)
     for tokens in sizes:
         inputs, index, _ = _step(device, tokens, count, choices, width)
         route, rounded = find_route(index, numbers), rows.round(inputs)
@@ -83,7 +83,7 @@ def _library(device: Device, rates: Rates, weights: ExpertWeights, choices: int,
             return by_library(rounded, weights, route, choices)
 
         def by_triton(route: Route = route, rounded: Rounded = rounded) -> torch.Tensor:
-            return triton_product().multiply(rounded, weights, route, choices)
+            return load_triton_product().multiply(rounded, weights, route, choices)
 
         what = f"{tokens} tokens, gate and up by rows"
         try:

@@ -66,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("accelerate", reason="the extra gpu is not installed")
     monkeypatch.setattr(loader, "keeps_fp8", lambda config, dtype, device, ranks, _: not reason_against(config, dtype, ranks))
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
-    monkeypatch.setattr(checkpoint, "rounder", lambda device, blocks=False: TorchRounder(blocks))
+    monkeypatch.setattr(checkpoint, "choose_rounder", lambda device, blocks=False: TorchRounder(blocks))
     monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
     yield
 

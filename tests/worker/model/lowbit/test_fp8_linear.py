@@ -180,7 +180,7 @@ def test_a_hook_reads_what_was_not_rounded(model: PreTrainedModel) -> None:
 
 def test_without_triton_torch_rounds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a GPU Triton finds no driver, as without a C compiler."""
-    choose.rounder.cache_clear()
-    assert not choose.rounder(torch.device("cpu")).fuses
+    choose.choose_rounder.cache_clear()
+    assert not choose.choose_rounder(torch.device("cpu")).fuses
     assert "torch rounds activations to float8, in four kernels each: Triton's do not run: " in caplog.text
-    choose.rounder.cache_clear()
+    choose.choose_rounder.cache_clear()

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from fairlead_worker.model.fp8_layers import TILE, multiplies
-from fairlead_worker.model.lowbit.choose import rounder
+from fairlead_worker.model.lowbit.choose import choose_rounder
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, widened
 from fairlead_worker.model.lowbit.rows import FLOAT8, GROUP, dequantized
 
@@ -81,7 +81,7 @@ def problem_of(device: torch.device, blocks: bool = True) -> str:
         if not multiplies(weight):
             return "the GPU multiplies no float8 (compute capability below 8.9)"
         kind = Fp8BlockLinear if blocks else Fp8Linear
-        layer = kind(weight, scale, None, torch.bfloat16, rounder(device, blocks))
+        layer = kind(weight, scale, None, torch.bfloat16, choose_rounder(device, blocks))
         want = dequantized(layer.rounder.round(inputs)) @ layer.numbers().T
         off = ((layer(inputs).float() - want).norm() / want.norm()).item()
     except Exception as error:  # of torch: a GPU, a CUDA or a cuBLAS that has no such product
@@ -162,7 +162,7 @@ def _layer(layer: Any, dtype: torch.dtype) -> nn.Module:
     blocks = layer.block_size is not None
     if not outputs % TILE and not inputs % (GROUP if blocks else TILE):
         kind = Fp8BlockLinear if blocks else Fp8Linear
-        return kind(weight, scale if blocks else scale.view(1, 1).repeat(outputs, 1), bias, dtype, rounder(weight.device, blocks))
+        return kind(weight, scale if blocks else scale.view(1, 1).repeat(outputs, 1), bias, dtype, choose_rounder(weight.device, blocks))
     with torch.device("meta"):
         plain = nn.Linear(inputs, outputs, bias=bias is not None)
     plain.weight = nn.Parameter((widened(weight, scale) if blocks else weight.float() * scale).to(dtype), requires_grad=False)

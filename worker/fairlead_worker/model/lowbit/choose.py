@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def rounder(device: torch.device, blocks: bool = False) -> Rounder:
+def choose_rounder(device: torch.device, blocks: bool = False) -> Rounder:
     """Return Triton's kernels; torch's, with the reason in the log, where Triton's do not run on `device` or give other numbers."""
     plain = TorchRounder(blocks)
     try:
@@ -30,7 +30,7 @@ def rounder(device: torch.device, blocks: bool = False) -> Rounder:
 
 
 @cache
-def triton_product() -> Product:
+def load_triton_product() -> Product:
     """Return Triton's kernel. Raises what Triton raises where it is not installed."""
     from fairlead_worker.model.lowbit.kernels.experts import TritonProduct
 
@@ -41,15 +41,15 @@ OFF = 0.02
 """How far a product may be from one in float32, over its norm: sums of float8 have 14 bits on compute capability 9.0."""
 
 
-def problem_of(device: torch.device, scales: Scales, rounds: bool, experts: int) -> str:
+def find_problem(device: torch.device, scales: Scales, rounds: bool, experts: int) -> str:
     """Return why `device` does not multiply such weights right; empty if it does. Also compiles the kernel's variants for `experts`."""
     drawn = torch.Generator().manual_seed(6)
     weights = draw_weights(experts, 2 * GROUP, 3 * GROUP, scales, drawn, device)
-    rows = rounder(device, scales is Scales.BLOCKS) if rounds else None
+    rows = choose_rounder(device, scales is Scales.BLOCKS) if rounds else None
     numbers = torch.arange(experts, device=device)
     try:
-        product = triton_product()
-        for tokens in trial_sizes(experts):
+        product = load_triton_product()
+        for tokens in choose_trial_sizes(experts):
             inputs = torch.randn(tokens, 3 * GROUP, generator=drawn).to(torch.bfloat16).to(device)
             route = find_route(torch.randint(experts, (tokens, 2), generator=drawn).to(device), numbers)
             given = inputs if rows is None else rows.round(inputs)
@@ -62,7 +62,7 @@ def problem_of(device: torch.device, scales: Scales, rounds: bool, experts: int)
     return ""
 
 
-def trial_sizes(experts: int) -> tuple[int, ...]:
+def choose_trial_sizes(experts: int) -> tuple[int, ...]:
     """Return numbers of tokens with two experts each, one for each variant of the kernel."""
     from fairlead_worker.model.lowbit.kernels.experts import TILES
 

@@ -143,7 +143,7 @@ def keep_fp8(model: nn.Module, dtype: torch.dtype, choose: Callable[[torch.devic
     """Replace layers of `model` whose weight is torchao's float8 tensor, and whose inputs it rounds, in place; return how many.
 
     torchao's tensor is neither stacked nor fused with what computes its inputs. The weight is not copied. `choose`: as
-    `lowbit.choose.rounder`.
+    `lowbit.choose.choose_rounder`.
     """
     made = 0
     for parent in list(model.modules()):
