@@ -24,8 +24,8 @@ from bench.gpu.predicted_steps import (
     prefill_plan,
     record_step,
 )
-from fairlead_worker.execution.graphs import graphs_for
-from fairlead_worker.execution.piecewise import SIZES, PieceSizes, record_pieces
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
+from fairlead_worker.execution.cuda_graphs.piecewise import SIZES, PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 
 PAGE_FILE = ROOT / "docs" / "benchmarks" / "gpu-launches.md"

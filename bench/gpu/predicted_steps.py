@@ -19,7 +19,7 @@ from bench.common.report import ROOT, make_parser, write_report
 from bench.gpu.fake.gpu import FakeGpu
 from bench.gpu.fake.record import Kernel, Record
 from bench.gpu.fake.worker import FakeGroup, fake_worker, make_model
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.fused.sums import group_of

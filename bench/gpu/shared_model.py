@@ -9,8 +9,8 @@ import torch
 
 from bench.gpu.device import Device
 from bench.gpu.model import saved
-from fairlead_worker.execution.graph_recorder import Cut
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for
+from fairlead_worker.execution.cuda_graphs.recorder import Cut
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.lora.slots import AdapterSlots

@@ -144,8 +144,8 @@ def choose_modes(
     progress: "Progress | None" = None,
 ) -> StepModes:
     """Return how the engine runs its steps, after a trial of what is wanted. `context`: tokens of the longest sequence."""
-    from fairlead_worker.execution.graphs import unsupported_reason
-    from fairlead_worker.execution.piecewise import SIZES
+    from fairlead_worker.execution.cuda_graphs.decodes import unsupported_reason
+    from fairlead_worker.execution.cuda_graphs.piecewise import SIZES
     from fairlead_worker.execution.trial import try_modes
     from fairlead_worker.weights.progress import no_progress
 

@@ -116,7 +116,7 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(
             patch("fairlead_worker.model.lowbit.int4.kernels", lambda device: int4.Kernels(partial(_widen, gpu), partial(_multiply, gpu)))
         )
-        patches.enter_context(patch("fairlead_worker.execution.piecewise.SLACK", float("inf")))  # kernels take no time here
+        patches.enter_context(patch("fairlead_worker.execution.cuda_graphs.piecewise.SLACK", float("inf")))  # kernels take no time here
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())

@@ -15,7 +15,7 @@ from bench.gpu.model import SHAPES
 from bench.gpu.report import beside
 from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import Kit
-from fairlead_worker.execution.piecewise import PieceSizes, record_pieces
+from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:

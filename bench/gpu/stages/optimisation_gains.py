@@ -10,7 +10,7 @@ from bench.gpu.roofline import Rates, beside_roofline, decode_work, prefill_work
 from bench.gpu.shared_model import Kit, make, recorded
 from bench.gpu.stages.overlap import decode, restore_torch
 from fairlead_worker.execution.batch_invariance import configure_torch
-from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.reference import ReferenceBackend

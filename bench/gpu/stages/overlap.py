@@ -15,7 +15,7 @@ from bench.gpu.roofline import Rates, beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.step_time import roofline
 from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, configure_torch
-from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.fixed_rows import fix_rows

@@ -12,7 +12,7 @@ from bench.gpu.device import Device, median
 from bench.gpu.model import weight_bytes
 from bench.gpu.roofline import beside_roofline, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import PAGE, Kit
-from fairlead_worker.execution.piecewise import SIZES, PieceSizes, record_pieces
+from fairlead_worker.execution.cuda_graphs.piecewise import SIZES, PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
 

@@ -22,9 +22,9 @@ from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution import host
 from fairlead_worker.execution import runner as runner_module
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
+from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.execution.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.kernels import workspace

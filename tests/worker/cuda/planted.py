@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairlead_worker.execution import draft, graphs, host, overlap, stream
-from fairlead_worker.execution.graph_recorder import CudaRecorder
-from fairlead_worker.execution.graphs import _Graph
+from fairlead_worker.execution import draft, host, overlap, stream
+from fairlead_worker.execution.cuda_graphs import decodes as graphs
+from fairlead_worker.execution.cuda_graphs.decodes import _Graph
+from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder
 from fairlead_worker.execution.host import CudaHostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels import flashinfer, transfer

@@ -7,8 +7,8 @@ from tests.worker.cuda.machine import Block
 from tests.worker.cuda.planted import REPLAY, Patch, edit
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fairlead_worker.execution.graph_recorder import CudaRecorder
-from fairlead_worker.execution.piecewise import PiecewiseGraphs, _PieceContext
+from fairlead_worker.execution.cuda_graphs.piecewise import PiecewiseGraphs, _PieceContext
+from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder
 
 
 class Borrowed:

@@ -17,8 +17,8 @@ from tests.worker.execution.planner import make_request
 from tests.worker.execution.test_draft import Asking
 from tests.worker.sampling.test_verify import run as serve
 
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels import workspace
 

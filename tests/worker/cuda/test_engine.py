@@ -8,7 +8,7 @@ from bench.gpu.batches import packed
 from tests.worker.cuda.engine import CONTEXT, PAGE, PROMPTS, device_engine, expected_answers, make_runner
 from tests.worker.cuda.tensors import CUDA
 
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 
 
 def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(expected: list[list[int]]) -> None:

@@ -12,8 +12,8 @@ from tests.worker.cuda.ranks import DoublingGroup, ModelledGroup
 from tests.worker.cuda.tensors import CUDA, DeviceMode
 from tests.worker.cuda.test_capture import DRIVER, KINDS, PROMPT, serve
 
-from fairlead_worker.execution.graph_recorder import CudaRecorder
-from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder
 from fairlead_worker.lora.slots import AdapterSlots
 
 

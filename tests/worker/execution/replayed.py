@@ -18,7 +18,7 @@ from tests.worker.execution.waits import waits
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from fairlead_worker.execution.graph_recorder import Cut
+from fairlead_worker.execution.cuda_graphs.recorder import Cut
 from fairlead_worker.kernels.base import KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.model.loader import LoadedModel

@@ -13,8 +13,8 @@ from tests.worker.execution.test_draft import Asking
 from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead.random_model import make_model
+from fairlead_worker.execution.cuda_graphs.decodes import batch_sizes, graphs_for
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.graphs import batch_sizes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.sizing import measure_allocation
 from fairlead_worker.ipc.messages import Sampling

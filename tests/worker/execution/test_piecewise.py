@@ -16,11 +16,12 @@ from tests.worker.cuda import planted_pieces
 from tests.worker.execution.replayed import KERNELS, PAGE, PAGES, Replayed, filled_backend
 
 from fairlead.random_model import make_model
-from fairlead_worker.execution import piecewise, trial
 from fairlead_worker.execution import runner as runner_module
+from fairlead_worker.execution import trial
 from fairlead_worker.execution.adapted import AdaptedForward
-from fairlead_worker.execution.graphs import graphs_for
-from fairlead_worker.execution.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
+from fairlead_worker.execution.cuda_graphs import piecewise
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
+from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.execution.trial import Modes, Outcome, try_modes
 from fairlead_worker.kernels import flashinfer

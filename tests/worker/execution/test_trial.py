@@ -12,11 +12,11 @@ from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import Replayed, filled_backend
 
 from fairlead.random_model import make_model
-from fairlead_worker.execution import graphs as graphs_module
 from fairlead_worker.execution import overlap as overlap_module
 from fairlead_worker.execution import trial
+from fairlead_worker.execution.cuda_graphs import decodes as graphs_module
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.execution.trial import PLAIN, Modes, Outcome, try_modes
 from fairlead_worker.kernels.base import PackedStep

@@ -21,7 +21,9 @@ from tests.worker.fake_gpu.test_engine import run_engine
 from tests.worker.fake_gpu.waits import unexpected
 from torch import nn
 
-from fairlead_worker.execution import graphs, overlap, piecewise
+from fairlead_worker.execution import overlap
+from fairlead_worker.execution.cuda_graphs import decodes as graphs
+from fairlead_worker.execution.cuda_graphs import piecewise
 from fairlead_worker.execution.forward import ModuleForward
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels import flashinfer

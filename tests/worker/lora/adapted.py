@@ -9,7 +9,7 @@ from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import KERNELS, Replayed, filled_backend
 
 from fairlead.random_model import make_model
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet

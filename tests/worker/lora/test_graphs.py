@@ -19,7 +19,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.errors import AdapterError
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import Stream

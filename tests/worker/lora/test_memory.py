@@ -13,7 +13,7 @@ from tests.worker.execution.replayed import KERNELS, PAGE, Replayed, decodes, fi
 from tests.worker.lora.adapted import folders, loaded
 
 from fairlead_worker.execution import runner as runner_module
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels import flashinfer

@@ -25,7 +25,7 @@ from tests.worker.exactness.harness import Engine
 from tests.worker.execution.replayed import KERNELS, PAGE, Recording, Replayed, filled_backend
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.lora.adapters import AdapterSet

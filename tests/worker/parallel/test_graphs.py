@@ -22,7 +22,7 @@ from fairlead.random_model import make_model
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution import trial
-from fairlead_worker.execution.graphs import Choice, GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import Choice, GraphedDecodes
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.trial import PLAIN, Modes, Outcome, try_modes
 from fairlead_worker.ipc.messages import Sampling, Submit

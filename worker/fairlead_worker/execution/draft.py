@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from msgspec import structs
 
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, run_step
 from fairlead_worker.execution.forward import Forward
-from fairlead_worker.execution.graphs import GraphedDecodes, run_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.transfer import to_device, to_host

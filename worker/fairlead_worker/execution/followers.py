@@ -5,8 +5,8 @@ from typing import Protocol
 
 import torch
 
+from fairlead_worker.execution.cuda_graphs.decodes import Choice
 from fairlead_worker.execution.forward import HiddenStates
-from fairlead_worker.execution.graphs import Choice
 from fairlead_worker.kernels.base import PackedStep
 
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
+from fairlead_worker.execution.cuda_graphs.decodes import Choice, GraphedDecodes, graphs_for, run_step, unsupported_reason
+from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
 from fairlead_worker.execution.draft import Drafter, Drafts
 from fairlead_worker.execution.followers import Followers
 from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
-from fairlead_worker.execution.graphs import Choice, GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.execution.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory

@@ -24,7 +24,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution.graphs import describe_failure
+from fairlead_worker.execution.cuda_graphs.decodes import describe_failure
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.trial_requests import TrialRequests, Wave

@@ -12,7 +12,7 @@ from random import Random
 
 from msgspec import structs
 
-from fairlead_worker.execution.graphs import batch_sizes
+from fairlead_worker.execution.cuda_graphs.decodes import batch_sizes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fairlead_worker.execution.cuda_graphs.decodes import Choice
 from fairlead_worker.execution.forward import HiddenStates
-from fairlead_worker.execution.graphs import Choice
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter

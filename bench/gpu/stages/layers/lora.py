@@ -15,7 +15,7 @@ from bench.gpu.models.adapters import write_adapter
 from bench.gpu.roofline import Rates, decode_work, rates_of
 from bench.gpu.shared_model import Kit, recorded
 from bench.gpu.stages.overlap import decode
-from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet

@@ -21,13 +21,13 @@ from bench.gpu.models.low_bit_weights import Explicit, Narrow, by_token, held_by
 from bench.gpu.roofline import Rates, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
-from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit.checkpoint import problem_of
+from fairlead_worker.model.lowbit.checkpoint import find_problem
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.quantized import INT4_GROUP
 
@@ -98,7 +98,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         Kind("int4", "int4"),
         Kind(AWQ, "none", stored=True),
     ]
-    if problem := problem_of(device.device) if device.cuda else "no GPU":
+    if problem := find_problem(device.device) if device.cuda else "no GPU":
         yield {"what": "float8 in blocks", "ok": True, "left_out": problem}
     else:
         kinds.insert(2, Kind("blocks", "none", stored=True, blocks=True))

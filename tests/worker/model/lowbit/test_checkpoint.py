@@ -15,7 +15,7 @@ from fairlead_worker.model import loader
 from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import checkpoint
-from fairlead_worker.model.lowbit.checkpoint import problem_of, reason_against
+from fairlead_worker.model.lowbit.checkpoint import find_problem, reason_against
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
 from fairlead_worker.model.lowbit.rows import Rounded, TorchRounder, dequantized
 from fairlead_worker.model.probe import trial_logits
@@ -195,8 +195,8 @@ def test_what_cannot_stay_says_why(config: PretrainedConfig, dtype: torch.dtype,
 def test_a_device_that_multiplies_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "multiplies", lambda _: True)
     cpu = torch.device("cpu")
-    assert problem_of(cpu) == "" and problem_of(cpu, blocks=False) == ""
+    assert find_problem(cpu) == "" and find_problem(cpu, blocks=False) == ""
     monkeypatch.setattr(Fp8BlockLinear, "multiply", lambda layer, rounded: explicit(layer, rounded._replace(scale=rounded.scale.flip(1))))
-    assert "% off" in problem_of(cpu)
+    assert "% off" in find_problem(cpu)
     monkeypatch.undo()
-    assert problem_of(cpu) == "the GPU multiplies no float8 (compute capability below 8.9)"
+    assert find_problem(cpu) == "the GPU multiplies no float8 (compute capability below 8.9)"

@@ -36,7 +36,7 @@ def keeps_fp8(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
     given = config.quantization_config
     if given["quant_method"] != "fp8" or device.type != "cuda":
         return False
-    reason = reason_against(config, dtype, ranks, keeps_experts) or problem_of(device, bool(given.get("weight_block_size")))
+    reason = reason_against(config, dtype, ranks, keeps_experts) or find_problem(device, bool(given.get("weight_block_size")))
     if reason:
         logger.warning("float8 weights are widened to %s: %s", str(dtype)[6:], reason)
     return not reason
@@ -71,7 +71,7 @@ def _divided_sizes(text: Any) -> list[int]:
     return [*(count * dim for count in heads), text.intermediate_size]
 
 
-def problem_of(device: torch.device, blocks: bool = True) -> str:
+def find_problem(device: torch.device, blocks: bool = True) -> str:
     """Return why `device` does not multiply float8, in blocks or by rows, right; empty if it does."""
     drawn = torch.Generator().manual_seed(5)
     weight = torch.randn(2 * GROUP, 3 * GROUP, generator=drawn).to(device).to(FLOAT8)

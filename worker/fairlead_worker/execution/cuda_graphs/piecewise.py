@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, describe_failure
+from fairlead_worker.execution.cuda_graphs.recorder import Cut, Recorder
 from fairlead_worker.execution.forward import Forward, SplitForward
-from fairlead_worker.execution.graph_recorder import Cut, Recorder
-from fairlead_worker.execution.graphs import GraphedDecodes, describe_failure
 from fairlead_worker.kernels.base import Backend, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, StepPart
 from fairlead_worker.kernels.paging import Paging

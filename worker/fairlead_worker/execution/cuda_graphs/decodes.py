@@ -22,8 +22,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
+from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder, Recorder
 from fairlead_worker.execution.forward import Forward
-from fairlead_worker.execution.graph_recorder import CudaRecorder, Recorder
 from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
