@@ -100,7 +100,7 @@ def packed(wanted: list[int], counts: list[int], page_size: int) -> PackedStep:
 
 
 def check_graph(case: Case, library: PlanningLibrary, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan one graph for each batch of lengths, as `execution.graphs` does."""
+    """Plan one graph for each batch of lengths, as `execution.cuda_graphs.decodes` does."""
     backend = backend_on(case, library, monkeypatch)
     size = len(batches[0])
     ints = [torch.zeros(count, dtype=torch.int32, device=META) for count in (size + 1, size + 1, 10 * MOST_PAGES, size, size, size)]

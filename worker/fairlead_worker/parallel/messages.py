@@ -43,7 +43,7 @@ class Run(msgspec.Struct, tag=True, frozen=True):
     adapters: list[int] = []
     """Number of each row's adapter, 0 for none; empty: no row has one."""
     graph: tuple[int, bool] | None = None
-    """The CUDA graph that rank 0 replays (`execution.graphs.Choice`); None: it runs the forward pass."""
+    """The CUDA graph that rank 0 replays (`execution.cuda_graphs.decodes.Choice`); None: it runs the forward pass."""
     shares: bool = False
     """Whether some tokens are placeholders, and rank 0 gives the others its own, from device to device."""
 
