@@ -9,7 +9,7 @@ from fairlead_router.fleet.workers import Worker
 FREE_SHARE = 0.25
 """Share of a worker's seats and KV pages that best-effort requests leave free, as room for others while some of them end."""
 STARVATION_SHARE = 1 / 32
-"""Share of the prompt tokens that best-effort requests get under any load. It costs the other classes 3 % of their goodput."""
+"""Share of the prompt tokens that are sent as best effort under any load. It costs the other classes 3 % of their goodput."""
 
 
 class BestEffortShare:

@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import EngineModel
 
-from fairlead_worker.scheduler.background import RECENT_STEPS, Urgency
+from fairlead_worker.scheduler.background import PREFILL_PER_DECODE, RECENT_STEPS, Urgency, background_budget
+from fairlead_worker.scheduler.chunk_sizer import ChunkSizer, PrefillBudget, prefill_work
+from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan
-from fairlead_worker.scheduler.stats import PREFILL_PER_DECODE, EngineStats
+from fairlead_worker.scheduler.stats import EngineStats
 
 PAGE, CHUNK, BATCH = 4, 256, 9
 TOKEN, DECODE = 0.001, 0.02
@@ -72,19 +74,21 @@ def test_policies_without_priorities_know_no_background() -> None:
     model.run()
 
 
-@pytest.mark.parametrize("urgent", [64, 128, CHUNK])
-def test_less_urgent_work_gets_one_token_in_max_bypass(urgent: int) -> None:
-    """The oldest request gets a whole chunk when its turn comes, although it is background."""
-    model = engine(max_bypass=8)
+@pytest.mark.parametrize("urgent", [16, 64, CHUNK, 3 * CHUNK])
+@pytest.mark.parametrize("output", [1, 4])
+def test_less_urgent_work_gets_one_token_in_max_bypass_and_no_more(urgent: int, output: int) -> None:
+    """The oldest request gets a chunk when its turn comes, although it is background: also in idle steps, which hold several."""
+    model = engine(max_bypass=8, idle_prefill_chunks=5)
     model.submit(prompt(1, 20_000), 1, name="batch", priority=BATCH)
     batch = chats = 0
-    for _ in range(300):
-        while len(model.scheduler.waiting) < 4:
-            model.submit(prompt(len(model.told) + 2, urgent), 1)
-        counts = rows(model.step())
+    while chats < 120 * CHUNK:
+        while model.scheduler.waiting.tokens < 20_000 + 5 * CHUNK:
+            model.submit(prompt(len(model.told) + 2, urgent), output, ignore_eos=True)
+        plan = model.step()
+        counts = {row.request.id: row.count for row in plan.rows if row.start < row.request.prompt_length}
         batch += counts.pop("batch", 0)
         chats += sum(counts.values())
-    assert 7 < chats / batch < 9
+    assert 7 < chats / batch < 10
 
 
 def test_a_preempted_background_prompt_is_admitted_beside_urgent_ones() -> None:
@@ -123,30 +127,45 @@ def test_urgency_is_the_last_arrival_of_a_more_urgent_request(arrivals: list[tup
     assert urgency.is_background(priority, step) == expected
 
 
-def test_the_limit_follows_recent_decodes_and_is_a_token_at_least() -> None:
+def budget(stats: EngineStats, sizer: ChunkSizer | None = None) -> PrefillBudget | None:
+    return background_budget(stats, sizer, PAGE, 8192)
+
+
+def test_the_budget_follows_recent_decodes() -> None:
     stats = EngineStats(CHUNK)
-    assert stats.background_tokens == 0, "unknown"
+    assert budget(stats) is None, "unknown"
     stats.record_warmup_decode(DECODE)
     stats.record_warmup(CHUNK, DECODE + TOKEN * CHUNK)
-    assert stats.background_tokens == pytest.approx(LIMIT, abs=1)
-    for _ in range(100):
-        stats.record_step(0, 8, 2 * DECODE)
-    assert stats.background_tokens == pytest.approx(2 * LIMIT, rel=0.05), "a decode step of eight streams"
-    stats = EngineStats(CHUNK)
-    stats.record_warmup_decode(TOKEN / 10)
-    stats.record_warmup(CHUNK, TOKEN * CHUNK)
-    assert stats.background_tokens == 1
+    for decodes, seconds in (0, DECODE), (8, 2 * DECODE):
+        for _ in range(100 * bool(decodes)):
+            stats.record_step(0, decodes, seconds)
+        found = budget(stats)
+        assert found is not None and found.count_fitting(0) == pytest.approx(PREFILL_PER_DECODE * seconds / TOKEN, rel=0.05)
 
 
-def test_a_step_has_an_eighth_of_a_chunk_for_background_prompts() -> None:
+def test_far_into_a_prompt_a_chunk_is_shorter_because_attention_costs_more() -> None:
+    stats, sizer = EngineStats(CHUNK), ChunkSizer(SchedulerConfig(max_model_len=20_000, itl_target_ms=500), PAGE)
+    for number in range(40):
+        start, count, decodes = 200 * number, 8 + 8 * (number % 5), number % 3
+        work = prefill_work(start, count)
+        sizer.observe((work, count, 0.0, decodes, 1.0), DECODE + TOKEN * count + 1e-6 * work)
+        sizer.observe((0.0, 0.0, 0.0, 1.0, 1.0), DECODE)
+    stats.record_warmup_decode(DECODE)
+    stats.record_warmup(CHUNK, DECODE + TOKEN * CHUNK)
+    found = budget(stats, sizer)
+    assert found is not None
+    assert found.count_fitting(0) == pytest.approx(78, rel=0.1) and found.count_fitting(9000) == pytest.approx(8, abs=1)
+
+
+def test_a_step_has_a_page_for_background_prompts_at_least() -> None:
     model = engine()
     stats = model.scheduler.stats
     for _ in range(100):
-        stats.record_step(0, 1, DECODE / 100)
+        stats.record_step(0, 1, TOKEN / 100)
     model.submit(prompt(1, 40), 1)
     model.step()
     model.submit(prompt(2, 3 * CHUNK), name="batch", priority=BATCH)
-    assert rows(model.step()) == {"batch": CHUNK // 8}
+    assert rows(model.step()) == {"batch": PAGE}
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
@@ -154,7 +173,7 @@ def test_odd_step_times_set_no_limit(seconds: float) -> None:
     stats = EngineStats(CHUNK)
     stats.record_step(0, 1, seconds)
     stats.record_step(100, 0, seconds)
-    assert stats.background_tokens == 0
+    assert budget(stats) is None
 
 
 @settings(deadline=None, max_examples=60)

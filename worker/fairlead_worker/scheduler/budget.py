@@ -1,11 +1,13 @@
 """The token budget of one step, and the output reserve of running requests. SGLang's PrefillAdder in two small parts."""
 
-from math import inf
+from typing import Literal
 
 from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, least_chunk, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request
 
+Share = Literal["whole", "turn", "background"]
+"""What a prompt may have of a step: all that is left, a chunk, or the small part of background prompts (`background.py`)."""
 IDLE_SECONDS = 1.0
 """Target duration of a prefill-only step that holds several chunks."""
 
@@ -26,7 +28,7 @@ class StepBudget:
     An eighth of the chunk is left for prefill with any number of decodes, so prompts always progress.
     """
 
-    __slots__ = ("_background", "_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
+    __slots__ = ("_background", "_chunk", "_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
 
     def __init__(
         self,
@@ -35,12 +37,13 @@ class StepBudget:
         decodes: int,
         prefill_budget: PrefillBudget | None = None,
         idle: int = 0,
-        background: int = 0,
+        background: PrefillBudget | None = None,
     ) -> None:
         """`prefill_budget`: replaces `chunked_prefill_size` in this step.
         `idle`: replaces it if no request decodes, in this step or after it; 0: requests decode.
-        `background`: prefill tokens of the step beyond which no background prompt is added; 0: no limit."""
-        self._background = max(background, least_chunk(config, page_size)) if background else inf
+        `background`: the prefill of the step beyond which no background prompt is added; None: no limit."""
+        self._background = background
+        self._chunk = max(config.chunked_prefill_size, page_size)
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._prefill_budget = prefill_budget
@@ -54,9 +57,13 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def cut(self, tokens: int, start: int, is_background: bool = False) -> int:
+    def cut(self, tokens: int, start: int, share: Share = "whole") -> int:
         """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
-        left = int(min(self.left, max(0, self._background - self.spent))) if is_background else self.left
+        left = self.left
+        if share == "background" and self._background is not None:
+            left = min(left, max(self._background.count_fitting(start), self._background.floor - self.spent))
+        elif share == "turn" and self._chunking:
+            left = 0 if self.spent else min(left, self._chunk)  # the rest of a step that is in use is less than a turn
         if self._prefill_budget is not None:
             left = min(left, max(self._prefill_budget.count_fitting(start), self._prefill_budget.floor - self.spent))
         if tokens <= left:
@@ -71,8 +78,9 @@ class StepBudget:
         self.left = self.left - tokens if self.prompts != self._max_requests else 0
         self.spent += tokens
         self.work += prefill_work(start, tokens)
-        if self._prefill_budget is not None:
-            self._prefill_budget.spend(start, tokens)
+        for budget in (self._prefill_budget, self._background):
+            if budget is not None:
+                budget.spend(start, tokens)
 
 
 class OutputReserve:

@@ -11,7 +11,7 @@ from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
 from fairlead_worker.scheduler.background import Urgency
-from fairlead_worker.scheduler.budget import OutputReserve, StepBudget
+from fairlead_worker.scheduler.budget import OutputReserve, Share, StepBudget
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row
 from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
@@ -82,7 +82,7 @@ class Prefill:
         if chunked is not None:
             if chunked.scoring and is_beside_decodes:
                 return PrefillStep(excludes_decodes=True)
-            rows.append(self._cut(chunked, budget, self._is_background(chunked)))
+            rows.append(self._cut(chunked, budget, self._share_of(chunked)))
         if len(self._waiting):
             excludes_decodes = self._admit_waiting(rows, budget, is_beside_decodes)
         return PrefillStep(rows, budget.spent, budget.work, excludes_decodes)
@@ -110,22 +110,27 @@ class Prefill:
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
                 cached, slot = node.depth * self._page_size, self._find_kept(request, node)
-                is_background = self._is_background(request) and not self._waiting.is_due(request)
-                if slot is None and not budget.cut(len(request.tokens) - cached, cached, is_background):
+                share = self._share_of(request)
+                if slot is None and not budget.cut(len(request.tokens) - cached, cached, share):
                     return False
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
                         return True
                     if slot is None:
                         self._admit(request, node, cached)
-                        rows.append(self._cut(request, budget, is_background))
+                        rows.append(self._cut(request, budget, share))
                     else:
                         self._admit(request, node, len(request.tokens) - 1)
                         rows.append(self._repeat(request, slot))
         return False
 
-    def _is_background(self, request: Request) -> bool:
-        return self._urgency is not None and self._urgency.is_background(request.priority, self._stats.steps)
+    def _share_of(self, request: Request) -> Share:
+        """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""
+        if self._urgency is None or not self._urgency.is_background(request.priority, self._stats.steps):
+            return "whole"
+        if self._waiting.lost_pages(request):
+            return "whole"  # its client has a part of the answer already
+        return "turn" if self._waiting.is_due(request) else "background"
 
     def _find_kept(self, request: Request, node: Node) -> int | None:
         """Return the slot of the request's prompt if its logits are kept, and all of its pages but the last are cached down to `node`."""
@@ -163,12 +168,12 @@ class Prefill:
             stats.recomputed_tokens += max(history.lost - history.cached, 0)
         insort(self._running, request, key=by_arrival)
 
-    def _cut(self, request: Request, budget: StepBudget, is_background: bool) -> Row:
+    def _cut(self, request: Request, budget: StepBudget, share: Share) -> Row:
         """Return a row with as much of the request as the budget allows.
 
         An incomplete request becomes `chunked_req` and reserves no output yet.
         """
-        count = budget.cut(request.uncomputed, request.computed, is_background)
+        count = budget.cut(request.uncomputed, request.computed, share)
         budget.spend(count, request.computed)
         is_whole = count == request.uncomputed
         if is_whole:

@@ -8,7 +8,7 @@ from math import inf
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
-from fairlead_worker.scheduler.background import Urgency
+from fairlead_worker.scheduler.background import Urgency, background_budget
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
 from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -121,7 +121,8 @@ class Scheduler:
         if self.chunk_sizer is not None:
             prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.stats.prefill_rate)
         idle = 0 if self.batch.rows else idle_tokens(self.config, self.stats.prefill_rate)
-        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, self.stats.background_tokens)
+        background = background_budget(self.stats, self.chunk_sizer, self.cache.page_size, self.config.max_prefill_tokens)
+        return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, background)
 
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:

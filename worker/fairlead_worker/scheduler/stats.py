@@ -8,11 +8,6 @@ _OUTLIER = 3.0
 """A step with prefill that took longer than this many times its expected time counts as that long. So one pause of the machine changes
 little, and the rate still follows a machine that has become slower."""
 
-PREFILL_PER_DECODE = 4
-"""Time of a background step's prefill, in decode steps. The time that every step takes is then a fifth of it."""
-_MOST_TOKENS = 1 << 20
-"""More than any step has."""
-
 
 class EngineStats:
     """Counters for `Load`. No clock: seconds come with each step's result.
@@ -93,26 +88,22 @@ class EngineStats:
         """Prompt tokens per second in full chunks, by the times of recent steps with prefill; 0 before the first."""
         if not self._squares:
             return 0.0
-        seconds = self._chunk * self._seconds_per_token + self._fastest_decode
+        seconds = self._chunk * self.seconds_per_token + self._fastest_decode
         return self._chunk / seconds if seconds > 0 else 0.0
 
     @property
-    def background_tokens(self) -> int:
-        """Prefill tokens that take `PREFILL_PER_DECODE` times as long as a decode step, at least 1; 0: unknown or unlimited."""
-        if not self._squares or not self._seconds_per_token > 0:
-            return 0
-        decode = self._decode_only_seconds / self._decode_only_steps if self._decode_only_steps else self._fastest_decode
-        tokens = PREFILL_PER_DECODE * decode / self._seconds_per_token
-        return max(1, int(tokens)) if 0 < tokens < _MOST_TOKENS else 0
+    def decode_seconds(self) -> float:
+        """Mean time of recent steps without prefill; before them the fastest step with decodes, 0 before any."""
+        return self._decode_only_seconds / self._decode_only_steps if self._decode_only_steps else self._fastest_decode
 
     @property
-    def _seconds_per_token(self) -> float:
-        """Least squares through the origin: the seconds beyond a decode by the prefill tokens."""
-        return self._token_seconds / self._squares
+    def seconds_per_token(self) -> float:
+        """Seconds beyond a decode by the prefill tokens: least squares through the origin. 0 before the first step with prefill."""
+        return self._token_seconds / self._squares if self._squares else 0.0
 
     def _record_prefill(self, tokens: int, seconds: float) -> None:
         if self._squares:
-            seconds = min(seconds, _OUTLIER * (self._fastest_decode + self._seconds_per_token * tokens) or seconds)
+            seconds = min(seconds, _OUTLIER * (self._fastest_decode + self.seconds_per_token * tokens) or seconds)
         weight = min(1.0, tokens / _FULL) ** 2
         keep = KEEP**weight
         self._squares = keep * self._squares + tokens * tokens

@@ -20,8 +20,8 @@ class WaitingQueue:
 
     Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
     (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
-    bounded number of others. A more urgent request that is shorter than the oldest's next chunk counts by its share of that chunk, after
-    which more urgent work preempts it. So less urgent work takes at most one token in `max_bypass` from more urgent work.
+    bounded number of others. A more urgent request counts by its tokens over those of the oldest's next chunk, after which more urgent work
+    preempts the oldest. So less urgent work gets one token in `max_bypass` under any load, and takes no more from more urgent work.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -93,9 +93,9 @@ class WaitingQueue:
         self.remove(request)
 
     def _share(self, request: Request, oldest: Request) -> float:
-        """Return the tokens of `request` as a share of the next chunk of `oldest`, at most 1."""
+        """Return the tokens of `request` over those of the next chunk of `oldest`."""
         assert request.prefix_match is not None and oldest.prefix_match is not None, "a waiting request has a match"
-        return min(1.0, self._backlog.size_of(request.prefix_match) / min(self._chunk, self._backlog.size_of(oldest.prefix_match)))
+        return self._backlog.size_of(request.prefix_match) / min(self._chunk, self._backlog.size_of(oldest.prefix_match))
 
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
@@ -132,8 +132,12 @@ class WaitingQueue:
         yield from self._in_order()
 
     def is_due(self, request: Request) -> bool:
-        """Return whether a waiting request is next by the bounds on waiting, whatever its order."""
-        return request in self._preempted or (self._bypassed >= self._max_bypass and request is self._oldest())
+        """Return whether a request is next because it was passed `max_bypass` times."""
+        return self._bypassed >= self._max_bypass and bool(self._requests) and request is self._oldest()
+
+    def lost_pages(self, request: Request) -> bool:
+        """Return whether a request waits because it lost its pages to other decodes."""
+        return request in self._preempted
 
     def reset_running(self) -> None:
         """Note that nothing runs, so there is nothing to preempt."""
