@@ -165,6 +165,10 @@ def test_status_explains_a_prompt_that_it_cannot_score(router: str, capsys: pyte
     with pytest.raises(SystemExit) as left:
         main(["status", "--prompt", "hello"])
     assert left.value.code == 2 and "needs --url" in capsys.readouterr().err
+    page = {"workers": [], "prompt_tokens": 1, "source": "local"}
+    with StubServer(lambda method, path, body: (200, page)) as server, pytest.raises(SystemExit) as left:
+        main(["status", "--url", server.url, "--prompt", "hello"])
+    assert left.value.code == 1 and "no workers" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"@/no/such: .*Give a text, or @ and a file"):
         request_body("@/no/such")
     with pytest.raises(UserError, match="must be a JSON object"):
@@ -224,6 +228,13 @@ def test_top_and_explain_show_one_router(router: str, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as left:
             main([*words, "--url", router])
         assert left.value.code == status and "qwen-worker-0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "explain", "top"])
+def test_a_name_beside_a_router_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "qwen", "--url", "http://127.0.0.1:9"])
+    assert left.value.code == 2 and "leave out qwen" in capsys.readouterr().err
 
 
 def test_a_worker_with_keys_shows_its_load_without_one() -> None:

@@ -27,6 +27,8 @@ def find_runs(options: ServiceOptions, url: str = "") -> list[RunRecord] | None:
     """
     if url and kube.names_cluster(options):
         raise UserError("--url selects a router, and the other flags select a cluster: give only one of them")
+    if url and options.name:
+        raise UserError(f"--url selects the one service of a router: leave out {options.name}")
     if url:
         return []
     if kube.names_cluster(options):

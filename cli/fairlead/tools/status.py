@@ -58,7 +58,7 @@ class Options(StatusOptions):
 )
 @takes(Options)
 def run(options: Options) -> int:
-    """Return 1 if a router does not answer, nothing runs, or a service is not ready."""
+    """Return 1 if a router does not answer, nothing runs, a service is not ready, or a prompt has no worker."""
     if options.prompt is not None and not options.url:
         raise UserError("--prompt needs --url: the router that would send it")
     runs = find_runs(options, options.url)
@@ -71,7 +71,7 @@ def run(options: Options) -> int:
             show_score(console, found)
         else:
             print_data(found, options.output)
-        return 0
+        return 0 if found["workers"] else 1
     if options.url:
         page = read_workers(options.url, headers)
         if options.output == "table":
