@@ -76,7 +76,7 @@ def test_policies_without_priorities_know_no_background() -> None:
 
 @pytest.mark.parametrize("urgent", [16, 64, CHUNK, 3 * CHUNK])
 @pytest.mark.parametrize("output", [1, 4])
-def test_less_urgent_work_gets_one_token_in_max_bypass_and_no_more(urgent: int, output: int) -> None:
+def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, output: int) -> None:
     """The oldest request gets a chunk when its turn comes, although it is background: also in idle steps, which hold several."""
     model = engine(max_bypass=8, idle_prefill_chunks=5)
     model.submit(prompt(1, 20_000), 1, name="batch", priority=BATCH)

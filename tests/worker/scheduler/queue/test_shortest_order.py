@@ -178,9 +178,10 @@ def test_two_floods_get_equal_shares_whoever_came_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("urgent", "batch", "passed"), [(100, 100, 5), (1000, 100, 1), (1000, 500, 3), (100, 500, 25), (10, 500, 250), (64, 1000, 40)]
+    ("urgent", "batch", "passed"),
+    [(100, 100, 5), (1000, 100, 3), (1000, 500, 3), (500, 1, 5), (100, 500, 25), (10, 500, 250), (64, 1000, 40)],
 )
-def test_less_urgent_work_gets_one_token_in_max_bypass(urgent: int, batch: int, passed: int) -> None:
+def test_less_urgent_work_gets_one_turn_in_max_bypass(urgent: int, batch: int, passed: int) -> None:
     """A chunk has 512 tokens."""
     queue = Queue(max_bypass=5)
     queue.add(batch, priority=9)

@@ -20,8 +20,9 @@ class WaitingQueue:
 
     Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
     (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
-    bounded number of others. A more urgent request counts by its tokens over those of the oldest's next chunk, after which more urgent work
-    preempts the oldest. So less urgent work gets one token in `max_bypass` under any load, and takes no more from more urgent work.
+    bounded number of others. A more urgent request counts by the chunks that it takes, or by its share of the oldest's next chunk if it is
+    shorter than that. After this chunk, more urgent work preempts the oldest. So less urgent work gets one turn in `max_bypass` under any
+    load, and takes no more from more urgent work.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -88,14 +89,19 @@ class WaitingQueue:
         assert request.prefix_match is not None, "a waiting request has a match"
         self._backlog.advance_clock(request, request.prefix_match)
         if request.prefix_match in self._requests and (oldest := self._oldest()) is not request:
-            self._bypassed += self._share(request, oldest) if self._priority and request.priority < oldest.priority else 1
+            self._bypassed += self._turns(request, oldest) if self._priority and request.priority < oldest.priority else 1
         self._least_urgent = max(self._least_urgent, request.priority)
         self.remove(request)
 
-    def _share(self, request: Request, oldest: Request) -> float:
-        """Return the tokens of `request` over those of the next chunk of `oldest`."""
+    def _turns(self, request: Request, oldest: Request) -> float:
+        """Return as how many turns a request counts that passes the less urgent `oldest`.
+
+        A turn is a chunk or the rest of a prompt, because each takes a place in a step. A request that is shorter than the next turn of
+        `oldest` counts as its share of that.
+        """
         assert request.prefix_match is not None and oldest.prefix_match is not None, "a waiting request has a match"
-        return self._backlog.size_of(request.prefix_match) / min(self._chunk, self._backlog.size_of(oldest.prefix_match))
+        size, turn = self._backlog.size_of(request.prefix_match), min(self._chunk, self._backlog.size_of(oldest.prefix_match))
+        return min(size / turn, max(1.0, size / self._chunk))
 
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
