@@ -75,7 +75,7 @@ def test_policies_without_priorities_know_no_background() -> None:
 
 
 @pytest.mark.parametrize("urgent", [16, 64, CHUNK, 3 * CHUNK])
-@pytest.mark.parametrize("output", [1, 4])
+@pytest.mark.parametrize("output", [1, 4, 60])
 def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, output: int) -> None:
     """The oldest request gets a chunk when its turn comes, although it is background: also in idle steps, which hold several."""
     model = engine(max_bypass=8, idle_prefill_chunks=5)
@@ -89,6 +89,41 @@ def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, o
         batch += counts.pop("batch", 0)
         chats += sum(counts.values())
     assert 7 < chats / batch < 10
+
+
+def test_an_urgent_request_does_not_wait_for_a_middle_class_while_another_is_due() -> None:
+    model = engine(max_bypass=2)
+    model.submit(prompt(1, 2000), 1, name="batch", priority=BATCH)
+    for _ in range(3):
+        model.submit(prompt(len(model.told) + 1, 4000), 1, priority=5)
+        model.step()
+    waits = []
+    for _ in range(20):
+        chat = model.submit(prompt(len(model.told) + 1, 50), 1)
+        waits.append(0)
+        while not model.told[chat].tokens and waits[-1] < 30:
+            model.step()
+            waits[-1] += 1
+        model.step()
+    assert max(waits) <= 3, waits
+
+
+def test_a_preempted_request_is_resumed_under_a_permanent_stream_of_urgent_ones() -> None:
+    """Urgent prompts that do not fit are yielded first in each step."""
+    model = EngineModel(60, PAGE, chunked_prefill_size=64, max_bypass=4)
+    model.submit(prompt(1, 40), 60, name="batch", priority=BATCH, ignore_eos=True)
+    for _ in range(5):
+        model.step()
+    scheduler = model.scheduler
+    scheduler.preempt(batch := scheduler._requests["batch"])
+    scheduler.waiting.add_preempted(batch)
+    for _ in range(400):
+        while len(scheduler.waiting) < 6:
+            model.submit(prompt(len(model.told) + 2, 100), 6, ignore_eos=True)
+        model.step()
+        if model.told["batch"].finish:
+            return
+    raise AssertionError("the batch request never ended")
 
 
 def test_a_preempted_background_prompt_is_admitted_beside_urgent_ones() -> None:

@@ -6,7 +6,7 @@ from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, least_chunk, pr
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request
 
-Share = Literal["whole", "turn", "background"]
+Share = Literal["rest", "turn", "background"]
 """What a prompt may have of a step: all that is left, a chunk, or the small part of background prompts (`background.py`)."""
 IDLE_SECONDS = 1.0
 """Target duration of a prefill-only step that holds several chunks."""
@@ -57,13 +57,15 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def cut(self, tokens: int, start: int, share: Share = "whole") -> int:
+    def cut(self, tokens: int, start: int, share: Share = "rest") -> int:
         """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
         left = self.left
         if share == "background" and self._background is not None:
             left = min(left, max(self._background.count_fitting(start), self._background.floor - self.spent))
         elif share == "turn" and self._chunking:
-            left = 0 if self.spent else min(left, self._chunk)  # the rest of a step that is in use is less than a turn
+            left = min(left, self._chunk)
+            if self.spent and tokens > left:
+                left = 0  # a turn is a whole chunk: the next step begins with it
         if self._prefill_budget is not None:
             left = min(left, max(self._prefill_budget.count_fitting(start), self._prefill_budget.floor - self.spent))
         if tokens <= left:

@@ -49,7 +49,8 @@ class SchedulerConfig:
     """Tokens that n-gram lookup compares to choose between several matches."""
 
     max_bypass: int = 64
-    """Maximum number of later requests admitted before the oldest waiting one. After that, the oldest is next under every policy."""
+    """Maximum number of later requests admitted before the oldest waiting one; of more urgent ones their turns count (`WaitingQueue`).
+    After that, the oldest is next under every policy."""
     max_preemptions: int = 3
     """Maximum preemptions of one request by more urgent ones, of those that cost computed tokens. After that, it runs to its end."""
     admission_scan_limit: int = 16

@@ -127,9 +127,9 @@ class Prefill:
     def _share_of(self, request: Request) -> Share:
         """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""
         if self._urgency is None or not self._urgency.is_background(request.priority, self._stats.steps):
-            return "whole"
-        if self._waiting.lost_pages(request):
-            return "whole"  # its client has a part of the answer already
+            return "rest"
+        if self._waiting.was_preempted_for_pages(request):
+            return "rest"
         return "turn" if self._waiting.is_due(request) else "background"
 
     def _find_kept(self, request: Request, node: Node) -> int | None:
@@ -175,6 +175,7 @@ class Prefill:
         """
         count = budget.cut(request.uncomputed, request.computed, share)
         budget.spend(count, request.computed)
+        self._waiting.record_prefill(request, count)
         is_whole = count == request.uncomputed
         if is_whole:
             self.drop(request)

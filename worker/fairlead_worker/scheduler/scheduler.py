@@ -299,7 +299,11 @@ class Scheduler:
     def priority_victims(self) -> list[Request]:
         """Return the running requests that the next plan preempts for a more urgent one."""
         urgent = self.waiting.most_urgent()
-        return [] if urgent is None else self.admission.pick_priority_victims(urgent, self.prefill.chunked_req)
+        if urgent is None:
+            return []
+        victims = self.admission.pick_priority_victims(urgent, self.prefill.chunked_req)
+        # The one that is due goes before the urgent one, but the partly prefilled request would go before both.
+        return [victim for victim in victims if victim is self.prefill.chunked_req] if self.waiting.has_due else victims
 
     def preempt(self, request: Request) -> None:
         """Take the pages of a running request. Its published pages stay cached until they are evicted. The caller adds it to `waiting`."""

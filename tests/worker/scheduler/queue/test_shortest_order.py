@@ -50,6 +50,7 @@ class Queue:
         group = self.classes[chosen.priority]
         left = self.left.pop(chosen.priority, 0.0) + len(chosen.tokens) / len(group.tenants)
         self.queue.remove_admitted(chosen)
+        self.queue.record_prefill(chosen, len(chosen.tokens))
         if chosen.priority in self.classes:
             self.left[chosen.priority] = left
         return chosen

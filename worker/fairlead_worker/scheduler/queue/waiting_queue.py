@@ -20,9 +20,9 @@ class WaitingQueue:
 
     Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
     (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
-    bounded number of others. A more urgent request counts by the chunks that it takes, or by its share of the oldest's next chunk if it is
-    shorter than that. After this chunk, more urgent work preempts the oldest. So less urgent work gets one turn in `max_bypass` under any
-    load, and takes no more from more urgent work.
+    bounded number of others. A more urgent request counts by the chunks that are computed for it, a shorter one by its share of the
+    oldest's next chunk. After this chunk, more urgent work preempts the oldest. So less urgent work gets one turn in `max_bypass` under any
+    load, and takes no more from more urgent work. The first preempted request is next after as many turns of more urgent ones.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -31,7 +31,7 @@ class WaitingQueue:
         """Waiting requests whose blocks the index does not show yet."""
         self._cache = cache
         self._max_bypass = config.max_bypass
-        self._chunk = config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_model_len
+        self._chunk = max(config.chunked_prefill_size, cache.page_size) if config.chunked_prefill_size > 0 else config.max_model_len
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
         self._promise_limit = config.promise_limit
@@ -39,6 +39,11 @@ class WaitingQueue:
         self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0.0
+        """Turns that passed the oldest request."""
+        self._bypassed_preempted = 0.0
+        """Turns that passed the first preempted request."""
+        self._turn: tuple[Request, int, float] | None = None
+        """The oldest request that was just admitted, the tokens of its turn, and the turns that had passed it."""
         self._least_urgent = 0
         """Highest priority number of the requests that run, or a higher one."""
         self._orders_by_cache = config.policy_uses_cache
@@ -78,6 +83,8 @@ class WaitingQueue:
             del self._requests[prefix_match]
             self._order.remove(request)
         else:
+            if request is self._preempted[0]:
+                self._bypassed_preempted = 0.0
             self._preempted.remove(request)
         self._cache.untrack(prefix_match)
         request.prefix_match = None
@@ -88,20 +95,38 @@ class WaitingQueue:
         """Remove an admitted request, and count that it passed the oldest one."""
         assert request.prefix_match is not None, "a waiting request has a match"
         self._backlog.advance_clock(request, request.prefix_match)
-        if request.prefix_match in self._requests and (oldest := self._oldest()) is not request:
-            self._bypassed += self._turns(request, oldest) if self._priority and request.priority < oldest.priority else 1
+        self._turn = None
+        if request.prefix_match in self._requests:
+            oldest = self._oldest()
+            if oldest is request:
+                self._turn = request, self._turn_of(request), self._bypassed
+            elif not self._priority or request.priority >= oldest.priority:
+                self._bypassed += 1  # of a more urgent one its chunks count: `record_prefill`
         self._least_urgent = max(self._least_urgent, request.priority)
         self.remove(request)
 
-    def _turns(self, request: Request, oldest: Request) -> float:
-        """Return as how many turns a request counts that passes the less urgent `oldest`.
+    def record_prefill(self, request: Request, count: int) -> None:
+        """Count the tokens that a step computes of an admitted request: a turn of the oldest, or what passes a less urgent one."""
+        turn, self._turn = self._turn, None
+        if turn is not None and turn[0] is request:
+            if self._priority:  # a smaller chunk than its turn is a part of the turn
+                self._bypassed = max(0.0, turn[2] - self._max_bypass * count / turn[1])
+            return
+        if not self._priority:
+            return
+        if self._requests and request.priority < (oldest := self._oldest()).priority:
+            self._bypassed += self._turns(count, oldest)
+        if self._preempted and request.priority < self._preempted[0].priority:
+            self._bypassed_preempted += self._turns(count, self._preempted[0])
 
-        A turn is a chunk or the rest of a prompt, because each takes a place in a step. A request that is shorter than the next turn of
-        `oldest` counts as its share of that.
-        """
-        assert request.prefix_match is not None and oldest.prefix_match is not None, "a waiting request has a match"
-        size, turn = self._backlog.size_of(request.prefix_match), min(self._chunk, self._backlog.size_of(oldest.prefix_match))
-        return min(size / turn, max(1.0, size / self._chunk))
+    def _turns(self, count: int, passed: Request) -> float:
+        """Return as how many turns `count` tokens count. Fewer than the next turn of the passed request count as their share of it."""
+        return min(count / self._turn_of(passed), max(1.0, count / self._chunk))
+
+    def _turn_of(self, request: Request) -> int:
+        """Return the tokens of a waiting request's next turn: a chunk, or the rest of its prompt."""
+        assert request.prefix_match is not None, "a waiting request has a match"
+        return min(self._chunk, self._backlog.size_of(request.prefix_match))
 
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
@@ -125,7 +150,8 @@ class WaitingQueue:
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
         for request in self._preempted[:]:
-            if self._priority and (yield from self._in_order(request.priority)):
+            is_due = self._bypassed_preempted >= self._max_bypass
+            if self._priority and not is_due and (yield from self._in_order(request.priority)):
                 return
             yield request
             if request.prefix_match is not None:
@@ -137,11 +163,16 @@ class WaitingQueue:
                 return
         yield from self._in_order()
 
-    def is_due(self, request: Request) -> bool:
-        """Return whether a request is next because it was passed `max_bypass` times."""
-        return self._bypassed >= self._max_bypass and bool(self._requests) and request is self._oldest()
+    @property
+    def has_due(self) -> bool:
+        """Whether the oldest request is next because others passed it `max_bypass` times."""
+        return self._bypassed >= self._max_bypass and bool(self._requests)
 
-    def lost_pages(self, request: Request) -> bool:
+    def is_due(self, request: Request) -> bool:
+        """Return whether a request is the one of `has_due`."""
+        return self.has_due and request is self._oldest()
+
+    def was_preempted_for_pages(self, request: Request) -> bool:
         """Return whether a request waits because it lost its pages to other decodes."""
         return request in self._preempted
 
@@ -151,7 +182,7 @@ class WaitingQueue:
 
     def most_urgent(self) -> Request | None:
         """Return the first request if it may preempt less urgent ones that run (policy sjf), or None."""
-        if not self._priority or not self._requests or self._bypassed >= self._max_bypass:
+        if not self._priority or not self._requests:
             return None
         if min(self._backlog.classes) >= self._least_urgent:  # the usual case: all requests have one priority
             return None
