@@ -103,8 +103,11 @@ class WorkerProcess:
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any] | str]:
-    """Yield decoded server-sent events, with `[DONE]` as a string."""
-    for line in response.iter_lines():
-        if line.startswith("data: "):
-            data = line.removeprefix("data: ")
-            yield data if data == "[DONE]" else json.loads(data)
+    """Yield decoded server-sent events, with `[DONE]` as a string. httpx's `iter_lines` also splits at U+2028, which a text may hold."""
+    rest = ""
+    for part in response.iter_text():
+        *lines, rest = (rest + part).split("\n")
+        for line in lines:
+            if line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                yield data if data == "[DONE]" else json.loads(data)
