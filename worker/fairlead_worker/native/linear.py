@@ -114,7 +114,7 @@ def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantization: str = "non
 
 
 def fill_panels(packed: torch.Tensor, kind: int, weight: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-    """Pack `weight` [outputs, inputs], float32 or bfloat16 of any strides, as panels of `kind`. scales [outputs]: filled if it is rounded."""
+    """Pack `weight` [outputs, inputs], float32 or bfloat16 of any strides, as panels of `kind`. scales [outputs]: filled if rounded."""
     library().fairlead_pack(
         torch.get_num_threads(), KINDS[weight.dtype], kind, pointer(weight), *weight.shape, *weight.stride(),
         pointer(packed), _address(scales),
