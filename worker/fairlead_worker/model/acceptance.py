@@ -18,8 +18,9 @@ one rounding to bfloat16 moves a number by up to 2**-9."""
 def distances(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Return each row's distance to `exact` in units of that row's size, [rows]; infinity where `got` is not finite. Both [..., width]."""
     exact = exact.flatten(0, -2).float()
-    off = (got.flatten(0, -2).float() - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-30)
-    return off.nan_to_num(float("inf"))
+    off: torch.Tensor = torch.linalg.vector_norm(got.flatten(0, -2).float() - exact, dim=1)
+    size: torch.Tensor = torch.linalg.vector_norm(exact, dim=1)
+    return (off / size.clamp(min=1e-30)).nan_to_num(float("inf"), float("inf"))
 
 
 def find_refusal(candidate: torch.Tensor, replaced: torch.Tensor, exact: torch.Tensor) -> str:
@@ -27,6 +28,8 @@ def find_refusal(candidate: torch.Tensor, replaced: torch.Tensor, exact: torch.T
     if candidate.shape != exact.shape:
         return f"it gives {list(candidate.shape)} numbers, not {list(exact.shape)}"
     new, old = distances(candidate, exact), distances(replaced, exact)
+    if not new.isfinite().all():
+        return "it gives numbers that are not finite"
     for what, margin, ours, theirs in (
         ("on average", MARGIN, new.mean().item(), old.mean().item()),
         ("at most", WORST_MARGIN, new.max().item(), old.max().item()),

@@ -12,12 +12,15 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from fairlead_worker.model.lowbit.experts import ACTIVATIONS, ExpertWeights, LowBitExperts, find_route
+from fairlead_worker.model.lowbit.experts import LowBitExperts, find_route, multiply_exactly, sum_choices
 from fairlead_worker.model.lowbit.linear import LowBitLinear
+from fairlead_worker.model.lowbit.rows import ACTIVATIONS
 from fairlead_worker.native.linear import NativeLinear
 
 PART = 1 << 24
 """Weights of a linear layer that are widened at a time: 64 MiB."""
+PLAIN: tuple[type, ...] = (torch.Tensor, nn.Parameter)
+"""Weights of any other type are a library's own numbers of few bits."""
 Read = Callable[[int, int], torch.Tensor]
 """Returns the weights [end - begin, inputs] of outputs begin to end, in float32."""
 
@@ -49,7 +52,7 @@ def reader_of(layer: nn.Module) -> Read | None:
     if isinstance(layer, Conv1D):
         return lambda begin, end: weight[:, begin:end].T.float()
     if type(layer) is nn.Linear:
-        if type(weight) in (torch.Tensor, nn.Parameter):
+        if type(weight) in PLAIN:
             return lambda begin, end: weight[begin:end].float()
         return lambda begin, end: weight.dequantize()[begin:end].float()
     return None
@@ -74,22 +77,11 @@ def _expert_sum(experts: LowBitExperts) -> Callable[..., torch.Tensor]:
 
     def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         route = find_route(top_k_index, experts.numbers)
-        pairs = hidden_states.new_empty(top_k_index.numel(), hidden_states.shape[-1])
-        begin = 0
-        for expert, end in enumerate(route.ends.tolist()):
-            if end > begin:
-                chosen = route.order[begin:end]
-                gate, up = (hidden_states[chosen // top_k_index.shape[1]] @ _expert(experts.gate_up, expert).T).chunk(2, -1)
-                pairs[chosen] = (ACTIVATIONS[experts.activation](gate) * up) @ _expert(experts.down, expert).T
-            begin = end
-        return (pairs.view(*top_k_index.shape, -1) * top_k_weights[:, :, None].float()).sum(1)
+        gate, up = multiply_exactly(hidden_states, experts.gate_up, route, top_k_index.shape[1]).chunk(2, -1)
+        pairs = multiply_exactly(ACTIVATIONS[experts.activation](gate) * up, experts.down, route, 1)
+        return sum_choices(pairs, top_k_weights.float())
 
     return forward
-
-
-def _expert(weights: ExpertWeights, expert: int) -> torch.Tensor:
-    one = slice(expert, expert + 1)
-    return ExpertWeights(weights.values[one], weights.scale[one], weights.scales).numbers()[0]
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., torch.Tensor], undo: ExitStack) -> None:
@@ -105,11 +97,11 @@ def _halves(module: nn.Module) -> bool:
 
 def _widen_own(module: nn.Module, undo: ExitStack) -> None:
     """Widen what a norm, a gate or experts have themselves, while they run."""
-    kept: dict[int, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
+    own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    parameters: dict[str, Any] = module._parameters
 
     def widen(*_: object) -> None:
-        own = kept.setdefault(0, [])
-        for values in (module._parameters, module._buffers):
+        for values in (parameters, module._buffers):
             for name, value in values.items():
                 if value is not None and value.is_floating_point() and value.dtype != torch.float32:
                     own.append((values, name, value))
@@ -117,7 +109,8 @@ def _widen_own(module: nn.Module, undo: ExitStack) -> None:
                     values[name] = nn.Parameter(wide, requires_grad=False) if isinstance(value, nn.Parameter) else wide
 
     def restore(*_: object) -> None:
-        for values, name, value in kept.pop(0, []):
+        while own:
+            values, name, value = own.pop()
             values[name] = value
 
     undo.callback(restore)
@@ -128,15 +121,16 @@ def _widen_own(module: nn.Module, undo: ExitStack) -> None:
 def _widen_rows(embedding: nn.Embedding, undo: ExitStack) -> None:
     """Widen the rows that a step looks up: a whole table may be larger than all layers."""
     table, padding = embedding.weight, embedding.padding_idx
+    parameters: dict[str, Any] = embedding._parameters
 
     def widen(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        rows, places = inputs[0].unique(return_inverse=True)
+        ids = inputs[0]
         embedding.padding_idx = None
-        embedding._parameters["weight"] = nn.Parameter(table[rows].float(), requires_grad=False)
-        return (places, *inputs[1:])
+        parameters["weight"] = nn.Parameter(table[ids.flatten()].float(), requires_grad=False)
+        return (torch.arange(ids.numel(), device=ids.device).view(ids.shape), *inputs[1:])
 
     def restore(*_: object) -> None:
-        embedding._parameters["weight"], embedding.padding_idx = table, padding
+        parameters["weight"], embedding.padding_idx = table, padding
 
     undo.callback(restore)
     undo.callback(embedding.register_forward_hook(restore).remove)

@@ -153,8 +153,7 @@ def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (
-        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1
-        and linears[0].weight.dtype in DTYPES
+        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1 and linears[0].weight.dtype in DTYPES
     )
 
 

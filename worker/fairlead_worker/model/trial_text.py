@@ -43,9 +43,13 @@ class TrialText:
         file = folder / "tokenizer.json"
         known = [ids for ids in _tokenize(file) if ids and max(ids) < vocabulary] if file.is_file() else []
         if len(known) < len(TEXTS):
-            generator = torch.Generator().manual_seed(5)
-            return cls(tuple(torch.randint(vocabulary, (length,), generator=generator) for length in LENGTHS))
+            return cls.random(vocabulary)
         return cls(tuple(torch.tensor((ids * length)[:length]) for ids, length in zip(known, LENGTHS, strict=True)))
+
+    @classmethod
+    def random(cls, vocabulary: int) -> Self:
+        generator = torch.Generator().manual_seed(5)
+        return cls(tuple(torch.randint(vocabulary, (length,), generator=generator) for length in LENGTHS))
 
     def step(self, rows: Sequence[tuple[int, int, int]], page_size: int, device: torch.device) -> PackedStep:
         """Return one step of `rows`, in the form of `STEPS`. Every token samples. Text t has the pages after those of text t - 1."""
@@ -116,9 +120,9 @@ def run_whole(model: PreTrainedModel, layers: tuple[LayerSpec, ...], text: Trial
 
 
 def _tokenize(file: Path) -> list[list[int]]:
-    """Return the ids of each text; none if the file cannot be read: the worker's API reports that."""
+    """Return the ids of each text; none if the file cannot be read, which the worker's API reports, or does not know the letters."""
     try:
         tokenizer = Tokenizer.from_file(str(file))
+        return [tokenizer.encode(text).ids for text in TEXTS]
     except Exception:  # tokenizers raises plain Exception
         return []
-    return [tokenizer.encode(text).ids for text in TEXTS]

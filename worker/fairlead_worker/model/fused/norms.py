@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from fairlead_worker.model.acceptance import find_refusal
 from fairlead_worker.model.exact import widened
 from fairlead_worker.model.fuse import sample_input
-from fairlead_worker.model.norm import read_norm
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.model.lowbit.rows import Rounder, attach
+from fairlead_worker.model.norm import read_norm
 from fairlead_worker.model.structure import LAYOUTS
 
 
