@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.models import FAMILIES, build_model, save_model
 
+from fairlead_worker.model.acceptance import distances
 from fairlead_worker.model.exact import widened
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
@@ -41,10 +42,9 @@ def test_packed_weights_are_read_as_what_they_stand_for(quantization: str) -> No
     if quantization == "none":
         assert torch.equal(again.likely, reference.likely) and torch.allclose(again.logprobs, reference.logprobs, atol=1e-4)
         return
-    off = (
-        reference.take(run_whole(model, layers, TEXT, torch.bfloat16)) - again.take(run_whole(model, layers, TEXT, torch.bfloat16))
-    ).abs()
-    assert off.isfinite().all() and not torch.allclose(again.logprobs, reference.logprobs, atol=1e-4), "weights are rounded"
+    assert not torch.allclose(again.logprobs, reference.logprobs, atol=1e-4), "weights are rounded"
+    said = run_whole(model, layers, TEXT, torch.bfloat16)
+    assert distances(again.take(said), again.logprobs).mean() < distances(reference.take(said), reference.logprobs).mean()
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:
