@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.models import FAMILIES, build_model, save_model
 
-from fairlead_worker.model.acceptance import distances
+from fairlead_worker.model.acceptance import distances, find_refusal
 from fairlead_worker.model.exact import widened
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
@@ -55,6 +55,23 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
         run_whole(model, layers, TEXT, torch.float32)
     assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
     assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_a_model_that_does_not_run_in_float32_keeps_its_own_computation(caplog: pytest.LogCaptureFixture) -> None:
+    model = build_model("llama").bfloat16()
+    layers = probe_layers(model)
+
+    def only_bfloat16(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
+        if inputs[0].dtype != torch.bfloat16:
+            raise TypeError("its kernel is for 16 bits")
+
+    model.model.layers[0].mlp.register_forward_pre_hook(only_bfloat16)
+    reference = Reference.compute(model, layers, TEXT)
+    assert "does not run in float32, so other computations are not taken for it: its kernel is for 16 bits" in caplog.text
+    logits = run_whole(model, layers, TEXT, torch.bfloat16)
+    assert not find_refusal(reference.take(logits), reference.take(logits), reference.logprobs)
+    rounded_otherwise = logits + 0.01 * logits.std() * torch.randn(logits.shape)
+    assert find_refusal(reference.take(rounded_otherwise), reference.take(logits), reference.logprobs)
 
 
 def test_the_steps_of_the_trial_have_each_token_once() -> None:

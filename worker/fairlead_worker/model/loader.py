@@ -200,7 +200,10 @@ def load_model(
     progress("fuse", 0)
     fused: tuple[str, ...] = ()
     text = TrialText.from_folder(folder, model.get_input_embeddings().weight.shape[0])
-    reference = Reference.compute(model, layers, text)
+    try:
+        reference = Reference.compute(model, layers, text)
+    except Exception as error:  # whatever a family's own code raises
+        raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
     fuse_activations(model)
     if model.device.type == "cpu":
         fuse_projections(model, layers, reference)

@@ -1,5 +1,6 @@
 """Texts on which computations of a model are compared: trained weights see other numbers in text than in random tokens."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
 """Rows as (text, start, count): prompts; a decode beside a later chunk and a new prompt; decodes. Together all tokens of all texts."""
 LIKELY = 256
 """The likeliest tokens of a position, whose log-probabilities are compared. A change of any other token moves these too."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +99,17 @@ class Reference:
 
     @classmethod
     def compute(cls, model: PreTrainedModel, layers: tuple[LayerSpec, ...], text: TrialText) -> Self:
-        """Run `model`, set to the paged attention function, in float32."""
-        with widened(model):
-            logits = run_whole(model, layers, text, torch.float32).log_softmax(-1)
-        logprobs, likely = logits.topk(min(LIKELY, logits.shape[1]))
+        """Run `model`, set to the paged attention function, in float32.
+
+        If its family's code does not run in float32, it runs in its own dtype. Then nothing may replace it that does not give its numbers.
+        """
+        try:
+            with widened(model):
+                logits = run_whole(model, layers, text, torch.float32)
+        except Exception as error:  # whatever a family's own code raises
+            logger.warning("%s does not run in float32, so other computations are not taken for it: %s", type(model).__name__, error)
+            logits = run_whole(model, layers, text, model.dtype)
+        logprobs, likely = logits.float().log_softmax(-1).topk(min(LIKELY, logits.shape[1]))
         return cls(text, likely, logprobs)
 
     def take(self, logits: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:

@@ -57,8 +57,12 @@ def fuse_layers(
     applies = {"experts": has_experts, "sums": is_sharded}
     group = group_of(model)
     before = trial(model, limit, text)
-    with widened(model):
-        exact = trial(model, limit, text)
+    try:
+        with widened(model):
+            exact = trial(model, limit, text)
+    except Exception as error:  # whatever a family's own code raises
+        logger.warning("%s: no layers are fused: it does not run in float32: %s", name, _shown(error))
+        return ()
     made: dict[str, int] = {}
     for kind in (kind for kind in KINDS if kind in kinds and (kind not in applies or applies[kind](model))):
         patches: list[Patch] = []
