@@ -260,3 +260,8 @@ def module_of(architecture: Architecture, tensor: str) -> tuple[str, str] | None
     if found is None or found[2] not in architecture.layer or not (kind == "weight" or (kind == "bias" and found[2] in architecture.biased)):
         return None
     return f"model.layers.{found[1]}.{architecture.layer[found[2]]}", kind
+
+
+def is_described(tensor: str) -> bool:
+    """Return whether config.json has the numbers of a tensor."""
+    return tensor == ROPE_FACTORS or tensor in LONG_ROPE.values()
