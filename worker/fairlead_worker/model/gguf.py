@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fairlead_worker.native.ggml import GgmlLinear, dequantize_rows, packed_ggml
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import KINDS
 from fairlead_worker.native.memory import Arena, room
-from fairlead_worker.weights.gguf.architectures import Architecture, architecture_of, is_described, module_of
+from fairlead_worker.weights.gguf.architectures import architecture_of, is_described, module_of
 from fairlead_worker.weights.gguf.folder import whole_models
 from fairlead_worker.weights.gguf.reader import Gguf, GgufError, Tensor, read_gguf
 from fairlead_worker.weights.progress import Progress
@@ -115,7 +116,7 @@ def read_gguf_model(
 ) -> tuple[PreTrainedModel, bool]:
     """Return the model, and whether its linear layers are in the file's blocks. Raises ModelLoadError."""
     try:
-        weights = GgufWeights(read_gguf(path))
+        weights = GgufWeights(read_gguf(path, texts=False))
         size = sum(tensor.size for tensor in weights.taken.values())
         progress("weights", 0, 0, size)
         keep = device.type == "cpu" and native() is not None and dtype in KINDS
@@ -158,9 +159,11 @@ def _from_state(
                     _replace(self, path, _hold(module))
 
     made = type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
-    given: dict[str, Any] = {"device_map": {"": device}} if device.type != "cpu" else {}
-    model: PreTrainedModel = made.from_pretrained(None, config=config, dtype=dtype, state_dict=dict(state), **given)
-    return model
+    given: dict[str, Any] = {"config": config, "dtype": dtype, "state_dict": dict(state)}
+    if device.type != "cpu" and find_spec("accelerate"):  # without accelerate, transformers reads to the host first
+        given["device_map"] = {"": device}
+    model: PreTrainedModel = made.from_pretrained(None, **given)
+    return model.to(device)
 
 
 def _hold(module: nn.Module) -> _Missing:
@@ -217,8 +220,7 @@ def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dty
             setattr(model.get_submodule(parent), group[0], stack)
         for path in paths:
             matrices.remove(path)
-            if source[path] != source[embedding]:
-                weights.release(source[path])
+            weights.release(source[path])
 
 
 def _packed_bytes(tensor: Tensor) -> int:
