@@ -205,7 +205,7 @@ class _Reader:
         return tensors
 
     def _count(self, name: str, least: int) -> int:
-        count = self._number("Q", name)
+        count: int = self._number("Q", name)
         self._check_room(name, count, least)
         return count
 
