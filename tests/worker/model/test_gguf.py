@@ -4,13 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from tests.gguf_models import small_model, write_gguf
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.execution.forward import choose_forward
+from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.kernels.base import KVSpec
+from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.model import gguf as reading
 from fairlead_worker.model.exact import widened
+from fairlead_worker.model.gguf import GgmlEmbedding
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.model.trial_text import TrialText, run_whole
 from fairlead_worker.native.ggml import BLOCK_TYPES, GgmlLinear
@@ -81,3 +89,135 @@ def test_each_type_has_the_numbers_that_transformers_reads(kind: str, way: str, 
     whole = GgufConfig(dequantize=True)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, quantization_config=whole, dtype=torch.float32)
     assert_same(exact_logits(load(path, tmp_path)), transformers_logits(theirs))
+
+
+def rope(**settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **settings}}
+
+
+ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "linear": (rope(rope_type="linear", factor=4.0), {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}),
+    "yarn": (
+        rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=512),
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__scaling__original_context_length": 512},
+    ),
+    "another base": (rope(rope_type="default") | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_scaled_ropes_are_those_of_the_model(kind: str, tmp_path: Path) -> None:
+    settings, fields = ROPES[kind]
+    model = small_model("qwen2", **settings)
+    assert_same(exact_logits(load(write_gguf(model, tmp_path / "m.gguf", **fields), tmp_path)), transformers_logits(model))
+
+
+def test_divisors_of_the_frequencies_are_those_of_llama_3(tmp_path: Path) -> None:
+    """llama.cpp's converter writes them as a tensor, without the settings that they come from."""
+    scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    model = small_model("llama", head_dim=64, **rope(rope_type="llama3", **scaled))
+    plain = 1 / 10000.0 ** (np.arange(0, 64, 2) / 64)
+    divisors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert divisors.max() == pytest.approx(8)
+    path = write_gguf(model, tmp_path / "m.gguf", change=lambda writer: writer.add_tensor("rope_freqs.weight", divisors))
+    assert_same(exact_logits(load(path, tmp_path)), transformers_logits(model))
+
+
+def test_biases_of_attention_are_read(way: str, tmp_path: Path) -> None:
+    model = small_model("llama", attention_bias=True)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for each in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.self_attn.o_proj):
+                each.bias.normal_()
+    assert_same(exact_logits(load(write_gguf(model, tmp_path / "m.gguf"), tmp_path)), transformers_logits(model))
+
+
+def mixed(name: str) -> str:
+    """Choose types as llama.cpp's Q4_K_M does: q, k and v differ, and so do gate and up."""
+    kinds = {"attn_v": "Q6_K", "attn_q": "Q4_K", "attn_k": "Q8_0", "ffn_up": "Q5_0", "ffn_gate": "BF16", "token_embd": "Q6_K"}
+    return next((kind for part, kind in kinds.items() if part in name), "Q5_K")
+
+
+def test_parts_of_one_stack_may_have_different_types(way: str, tmp_path: Path) -> None:
+    path = write_gguf(small_model("llama", tie_word_embeddings=True), tmp_path / "m.gguf", mixed)
+    whole = GgufConfig(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, quantization_config=whole, dtype=torch.float32)
+    assert_same(exact_logits(load(path, tmp_path)), transformers_logits(theirs))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_layers_stay_in_blocks_and_run_natively(family: str, dtype: str, tmp_path: Path) -> None:
+    path = write_gguf(small_model(family, **FAMILIES[family] | {"tie_word_embeddings": True}), tmp_path / "m.gguf", "Q4_0")
+    loaded = load(path, tmp_path, dtype=dtype)
+    model = loaded.model
+    assert isinstance(model.get_input_embeddings(), GgmlEmbedding) and isinstance(model.lm_head, GgmlLinear)
+    assert not [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | torch.nn.Embedding)]
+    assert sum(parameter.numel() for parameter in model.parameters()) < 10_000, "only norms are widened"
+    assert loaded.rounds_inputs and loaded.dtype == getattr(torch, dtype)
+    backend = NativeBackend(KVSpec(loaded.layers, 16, loaded.dtype, loaded.device), pages=64)
+    assert isinstance(choose_forward(loaded, backend), NativeForward)
+
+
+@needs_native
+def test_the_dtype_is_that_of_most_weights(tmp_path: Path) -> None:
+    dtypes = {kind: load(write_gguf(small_model("llama"), tmp_path / f"{kind}.gguf", kind), tmp_path, dtype="auto").dtype for kind in KINDS}
+    assert dtypes == {"F32": torch.float32, "F16": torch.float32, "BF16": torch.bfloat16, "Q4_0": torch.bfloat16}
+
+
+KINDS = ("F32", "F16", "BF16", "Q4_0")
+
+
+def test_settings_for_other_checkpoints_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(small_model("llama"), tmp_path / "m.gguf", "Q8_0")
+    with pytest.raises(ModelLoadError, match="quantized in the GGUF file, so --quantization int8 is refused; leave it out"):
+        load(path, tmp_path, quantization="int8")
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    return {"fields": values}
+
+
+def further_tensor(name: str, shape: tuple[int, ...] = (256,)) -> dict[str, Any]:
+    return {"change": lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))}
+
+
+def metadata(key: str, value: int) -> dict[str, Any]:
+    return {"change": lambda writer: writer.add_uint32(key, value)}
+
+
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "more layers than tensors": (fields(block_count=3), "llama.block_count is 3, and it has tensors of 2 layers"),
+    "a billion layers": (fields(block_count=10**9), "llama.block_count is 1000000000 and must be a number for all layers"),
+    "another width": (fields(embedding_length=128), "llama.embedding_length is 128 and must be 256, as token_embd.weight has"),
+    "another inner width": (fields(feed_forward_length=96), "tensor blk.0.ffn_gate.weight is [512, 256], and its metadata makes [96, 256]"),
+    "other heads": (fields(attention__head_count_kv=1), "tensor blk.0.attn_k.weight is [128, 256], and its metadata makes [64, 256]"),
+    "values of another size": (fields(attention__value_length=32), "llama.attention.value_length is 32 and must be 64"),
+    "half a rope": (fields(rope__dimension_count=32), "llama.rope.dimension_count is 32 and must be 64, the size of a head"),
+    "an unknown scaling": (fields(rope__scaling__type="su", rope__scaling__factor=2.0), "llama.rope.scaling.type is su and must be none, linear"),
+    "experts": (metadata("llama.expert_count", 8), "llama.expert_count is 8: experts are not supported from GGUF"),
+    "an unknown tensor": (further_tensor("blk.0.attn_rot.weight"), "tensor blk.0.attn_rot.weight is not supported in llama"),
+    "a bias that is not used": (further_tensor("blk.1.attn_q.bias"), "tensor blk.1.attn_q.bias has no place in the model"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_file_whose_parts_do_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    how, cause = UNFIT[case]
+    path = write_gguf(small_model("llama"), tmp_path / "m.gguf", change=how.get("change", lambda writer: None), **how.get("fields", {}))
+    with pytest.raises(ModelLoadError) as refused:
+        load(path, tmp_path)
+    assert f"m.gguf: {cause}" in refused.value.cause
+    assert "again" in refused.value.cause or "serve the model's safetensors" in refused.value.cause
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.ones((8, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"general\.architecture 'mamba' is not supported from GGUF \(llama, .*safetensors"):
+        load(tmp_path / "m.gguf", tmp_path)

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.gguf_models import small_model, write_gguf
 from tests.servers import s3_server
 from tests.worker.weights.throttle import Throttle
 
@@ -198,3 +199,14 @@ def test_a_cache_that_cannot_be_written_is_named(source: Throttle, tmp_path: Pat
     (tmp_path / "file").write_text(json.dumps("no folder"))
     with pytest.raises(ModelLoadError, match=r"the cache .* failed"):
         resolve(URI, cache=ModelCache(tmp_path / "file"))
+
+
+def test_one_gguf_file_of_many_is_downloaded(s3: s3_server.S3Server, source: Throttle, tmp_path: Path) -> None:
+    source.open()
+    path = write_gguf(small_model("llama"), tmp_path / "tiny.Q8_0.gguf", "Q8_0")
+    s3.put("models", "quants/tiny.Q8_0.gguf", path.read_bytes())
+    s3.put("models", "quants/tiny.F16.gguf", b"another one")
+    cache = ModelCache(tmp_path / "cache")
+    folder = resolve("s3://models/quants/tiny.Q8_0.gguf", cache=cache)
+    assert (folder / "tiny.Q8_0.gguf").read_bytes() == path.read_bytes() and (folder / "tokenizer.json").is_file()
+    assert [file.name for file in (cache.root / "fairlead" / "models").rglob("*.gguf")] == ["tiny.Q8_0.gguf"]

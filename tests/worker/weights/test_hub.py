@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.gguf_models import small_model, write_gguf
 from tests.worker.weights.hub import COMMIT, TOKEN, Hub
 
 WORKER = Path(__file__).parents[3] / "worker"
@@ -110,3 +111,16 @@ def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
 def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
     error = str(ask("hf://tiny/model", tmp_path / "cache", "http://127.0.0.1:9")["error"])
     assert error.startswith("cannot load model hf://tiny/model: the hub cannot be reached and the files are not cached here")
+
+
+def test_one_gguf_file_of_many_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    """Without torch, as `fairlead-prefetch` runs."""
+    write_gguf(small_model("llama"), hub.folder / "tiny.Q8_0.gguf", "Q8_0")
+    (hub.folder / "tiny.F16.gguf").write_bytes(b"another one")
+    answer = ask("hf://tiny/model/tiny.Q8_0.gguf@v1", tmp_path / "cache", hub.url)
+    folder = Path(str(answer["folder"]))
+    assert sorted(path.name for path in folder.glob("*.gguf")) == ["tiny.Q8_0.gguf"] and (folder / "tokenizer.json").is_file()
+    assert {name for name in hub.fetched if name.endswith((".gguf", ".safetensors"))} == {"tiny.Q8_0.gguf"}
+    assert not answer["torch"]
+    missing = ask("hf://tiny/model/none.gguf", tmp_path / "cache", hub.url)
+    assert "there is no /" in str(missing["error"]) and "none.gguf" in str(missing["error"])

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from release.registry import installed_registry, run_registry
+from tests.gguf_models import small_model, write_gguf
 from tests.worker.weights.images import EMPTY, RAW, TAR, TITLE, push, push_manifest, tar
 
 from fairlead_worker.config.values import to_model_uri
@@ -346,3 +347,11 @@ def test_only_loopback_and_named_registries_are_asked_without_tls(monkeypatch: p
     assert is_plain("registry:5000") and not is_plain("registry")
     with pytest.raises(ModelLoadError, match="leaves the image"):
         parse_oci("oci://ghcr.io/org/qwen#../etc")
+
+
+@pytest.mark.parametrize("inside", ["", "#tiny.gguf"])
+def test_an_artifact_of_a_gguf_file_is_pulled(registry: str, tmp_path: Path, inside: str) -> None:
+    path = write_gguf(small_model("llama"), tmp_path / "tiny.gguf", "Q8_0")
+    push(f"http://{registry}", "gguf", "1", [(RAW, path.read_bytes(), {TITLE: "tiny.gguf"})], config=EMPTY)
+    folder = resolve(f"oci://{registry}/gguf:1{inside}", cache=ModelCache(tmp_path / "cache"))
+    assert (folder / "tiny.gguf").read_bytes() == path.read_bytes() and (folder / "tokenizer.json").is_file()
