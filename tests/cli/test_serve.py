@@ -18,6 +18,7 @@ import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
 from tests.cli.remote_models import remote_model
+from tests.gguf_models import small_model, write_gguf
 
 from fairlead.errors import UserError
 from fairlead.local.kubelet import free_port
@@ -208,13 +209,30 @@ def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, replicas:
     wait_until_gone(str(running.output))
 
 
+def test_a_gguf_file_is_served_under_its_name(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    path = write_gguf(small_model("llama"), tmp_path / "tiny.Q4_0.gguf", "Q4_0", change=lambda writer: writer.add_chat_template(template))
+    cache = {"HF_HOME": str(tmp_path / "hf")}
+    with serve(tmp_path, tmp_path / "output.txt", path.name, variables=cache) as running:
+        done = subprocess.run(["bash", "-c", running.command("call")], capture_output=True, text=True, timeout=60)
+        answer = json.loads(done.stdout)
+        assert answer["model"] == "tiny.Q4_0" and answer["usage"]["completion_tokens"] > 0
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=60) == 0, running.output.read_text()
+    wait_until_gone(str(running.output))
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("./none", "/none; give a folder with config.json and *.safetensors, or ORG/NAME of the Hugging Face hub, or make a random model"),
+        (
+            "./none",
+            "/none; give a folder with config.json and *.safetensors, a GGUF file, or ORG/NAME of the Hugging Face hub, or make a random model",
+        ),
+        ("cut.gguf", "cut.gguf: it is empty, not with GGUF: it is no GGUF file, or its download ended early"),
         ("empty", "no config.json in "),
-        ("half", "no *.safetensors in "),
-        ("word", "word is no folder here and no model URI; give a folder, ORG/NAME"),
+        ("half", "no *.safetensors and no *.gguf in "),
+        ("word", "word is no folder or file here and no model URI; give a folder, FILE.gguf, ORG/NAME"),
         ("oci://registry/model:", "not an image; write oci://REGISTRY/REPOSITORY:TAG"),
     ],
 )
@@ -224,6 +242,7 @@ def test_a_wrong_model_is_refused_before_a_worker_starts(
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "config.json").write_text("{}")
+    (tmp_path / "cut.gguf").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["serve", model, "--port", str(free_port(set()))])

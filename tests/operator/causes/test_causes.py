@@ -160,6 +160,21 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
     ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
     (
+        "GGUF cut off",
+        hub("m.gguf: tensor t ends: the file is damaged or incomplete, fetch or convert it again"),
+        None,
+        "WeightsInvalid",
+        "again",
+    ),
+    (
+        "GGUF type",
+        hub("m.gguf: tensor t has type Q2_K, which is not supported: quantize the model as F32"),
+        None,
+        "ModelUnsupported",
+        "supported",
+    ),
+    ("GGUF models", hub("there are 2 GGUF models in /mnt/model, such as a.gguf, b.gguf: name one"), None, "ModelNotFound", r"\.gguf file"),
+    (
         "quantization",
         hub("--quantization int8 needs --dtype bfloat16 or float32"),
         None,

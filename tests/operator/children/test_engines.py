@@ -187,6 +187,7 @@ def test_every_field_of_engine_is_passed_or_refused(runtime: Runtime) -> None:
     ("runtime", "spec", "words"),
     [
         ("VLLM", {"model": {"uri": "s3://bucket/model"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
+        ("SGLang", {"model": {"uri": "pvc://models/a.gguf"}}, "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file"),
         ("SGLang", {"model": {"uri": "gs://bucket/model"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
         ("VLLM", {"model": {"adapters": [{"name": "a", "uri": "hf://a/b@v1"}]}}, "spec.model.adapters of runtime VLLM must be"),
         ("SGLang", {"model": {"adapters": [{"name": "a", "uri": "hf://a/b"}]}}, "spec.model.adapters is not for runtime SGLang"),

@@ -56,6 +56,20 @@ def test_a_bucket_with_its_key_by_reference() -> None:
     assert (seen["AWS_ENDPOINT_URL"], seen["AWS_REGION"]) == ("http://minio.storage:9000", "eu-1") and "HF_TOKEN" not in seen
 
 
+@pytest.mark.parametrize(
+    ("model", "argument"),
+    [
+        ({"uri": "hf://a/b/c.Q4_K_M.gguf", "revision": "v1"}, "hf://a/b/c.Q4_K_M.gguf@v1"),
+        ({"uri": "s3://models/quants/c.gguf"}, "s3://models/quants/c.gguf"),
+        ({"uri": "pvc://models/quants/c.gguf"}, "file:///mnt/model/quants/c.gguf"),
+        ({"uri": "oci://ghcr.io/a/b:1#c.gguf"}, "file:///mnt/model/c.gguf"),
+        ({"uri": "file:///data/c.gguf"}, "file:///data/c.gguf"),
+    ],
+)
+def test_a_gguf_file_is_named_to_the_worker(model: dict[str, Any], argument: str) -> None:
+    assert f"--model={argument}" in template(model=model)["containers"][0]["args"]
+
+
 def test_google_cloud_storage_with_its_key_by_reference() -> None:
     model = {"uri": "gs://models_eu/qwen3-8b", "secretRef": {"name": "gcs", "key": "key.json"}, "cache": {"emptyDir": {"sizeLimit": "9Gi"}}}
     made = template(model=model)

@@ -216,6 +216,11 @@ REFUSED = [
     ({"engine": {"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {}}}]}}, "each variable needs exactly one of value and"),
     ({"engine": {"runtime": "VLLM"}, "model": {"uri": "s3://models/a"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
     (
+        {"engine": {"runtime": "VLLM"}, "model": {"uri": "hf://a/b/c.gguf@v1"}},
+        "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file",
+    ),
+    ({"model": {"uri": "hf://a/b/c.safetensors"}}, "spec.model.uri must be hf://ORG/NAME[/FILE.gguf][@REVISION]"),
+    (
         {"engine": {"runtime": "VLLM"}, "model": {"adapters": [{"name": "a", "uri": "hf://a/b@v1"}]}},
         "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION",
     ),
@@ -281,6 +286,7 @@ ACCEPTED = [
             "cache": {"persistentVolumeClaim": {"claimName": "models"}},
         }
     },
+    {"model": {"uri": "hf://a/b/quants/c.Q4_K_M.gguf", "revision": "v1"}},
     {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"emptyDir": {"sizeLimit": "9Gi"}}}},
     {"model": {"uri": "oci://ghcr.io/org/qwen:1.0#8b"}},
     {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": [{"name": "registry"}], "engine": {"warmupTokens": 0}},

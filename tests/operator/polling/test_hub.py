@@ -240,6 +240,7 @@ def test_a_revision_without_an_answer_behaves_as_before_and_says_so() -> None:
         ({"uri": "hf://a/b", "revision": SHA}, None),
         ({"uri": "pvc://models/qwen"}, None),
         ({"uri": "hf://a/b@refs/pr/1"}, HubModel("a/b", "refs/pr/1")),
+        ({"uri": "hf://a/b/c/d.Q4_K_M.gguf@v1"}, HubModel("a/b", "v1")),
         ({"uri": "hf://a/b", "revision": "v1", "secretRef": {"name": "hub"}}, HubModel("a/b", "v1", needs_token=True)),
     ],
 )

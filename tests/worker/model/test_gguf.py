@@ -70,6 +70,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {},
+    "phi3": {"pad_token_id": 0, "num_key_value_heads": 4},
+    "gemma": {"head_dim": 64, "tie_word_embeddings": True},
     "gemma2": GEMMA,
     "gemma3": GEMMA | {"num_hidden_layers": 6, "sliding_window_pattern": 6},
 }
@@ -195,7 +197,10 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "other heads": (fields(attention__head_count_kv=1), "tensor blk.0.attn_k.weight is [128, 256], and its metadata makes [64, 256]"),
     "values of another size": (fields(attention__value_length=32), "llama.attention.value_length is 32 and must be 64"),
     "half a rope": (fields(rope__dimension_count=32), "llama.rope.dimension_count is 32 and must be 64, the size of a head"),
-    "an unknown scaling": (fields(rope__scaling__type="su", rope__scaling__factor=2.0), "llama.rope.scaling.type is su and must be none, linear"),
+    "an unknown scaling": (
+        fields(rope__scaling__type="su", rope__scaling__factor=2.0),
+        "llama.rope.scaling.type is su and must be none, linear",
+    ),
     "experts": (metadata("llama.expert_count", 8), "llama.expert_count is 8: experts are not supported from GGUF"),
     "an unknown tensor": (further_tensor("blk.0.attn_rot.weight"), "tensor blk.0.attn_rot.weight is not supported in llama"),
     "a bias that is not used": (further_tensor("blk.1.attn_q.bias"), "tensor blk.1.attn_q.bias has no place in the model"),

@@ -63,9 +63,7 @@ def test_the_digest_is_that_of_the_weights(model: Path, cache: ModelCache, tmp_p
     assert model_digest(resolve(copy.as_uri(), cache=cache)) != same
 
 
-def test_without_a_cache_to_write_to_the_folder_is_the_users_own(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_to_write_to_the_folder_is_the_users_own(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "cache").write_text("a file is in the way")
     folder = resolve(model.as_uri(), cache=ModelCache(tmp_path / "cache"))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairlead.packaged_model import SMOLLM2, PackagedModel
 from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from tests.real_models import GEMMA3, real_folder, real_model
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from fairlead.packaged_model import SMOLLM2, PackagedModel
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_worker.errors import ModelLoadError
