@@ -227,7 +227,7 @@ def test_a_gguf_file_is_served_under_its_name(tmp_path: Path) -> None:
     [
         (
             "./none",
-            "/none; give a folder with config.json and *.safetensors, a GGUF file, or ORG/NAME of the Hugging Face hub, or make a random model",
+            "/none; give a folder with config.json and *.safetensors, a GGUF file, or ORG/NAME of the Hugging Face hub, or make a random ",
         ),
         ("cut.gguf", "cut.gguf: it is empty, not with GGUF: it is no GGUF file, or its download ended early"),
         ("empty", "no config.json in "),
