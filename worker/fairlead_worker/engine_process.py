@@ -155,9 +155,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         if config.nnodes > 1:
             group.check_same(config.model, loaded.digest)
     draft = None
-    if config.speculative_config is not None and config.speculative_config.model:
+    if (speculative := config.speculative_config) is not None and speculative.model:
+        report = _progress_reporter(end, "of the draft model")
         draft = load_draft(
-            config.speculative_config.model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
+            speculative.model, loaded, dtype=config.dtype, quantization=speculative.quantization, progress=report, cache=cache
         )
     # Before the KV cache, which takes the remaining memory.
     adapters = build_adapters(config, loaded, group)
