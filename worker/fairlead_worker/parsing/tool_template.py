@@ -21,6 +21,7 @@ For each call, write a JSON object with the function's name and arguments within
 </tool_call>
 {% endset %}
 {%- set rewritten = namespace(messages=[]) %}
+{%- set as_text = (messages[0].content or '') is string %}
 {%- for message in messages %}
 {%- set given = message.content or '' %}
 {%- set current = namespace(text=given if given is string else given | map(attribute='text') | join('\\n')) %}
@@ -31,7 +32,7 @@ For each call, write a JSON object with the function's name and arguments within
 {%- if message.role == 'tool' %}{% set current.text = '<tool_response>\\n' + current.text + '\\n</tool_response>' %}{% endif %}
 {%- if loop.first and message.role == 'system' %}{% set current.text = current.text + '\\n\\n' + instructions.strip() %}
 {%- elif loop.first %}{% set current.text = instructions + '\\n' + current.text %}{% endif %}
-{%- set content = current.text if given is string else [{'type': 'text', 'text': current.text}] %}
+{%- set content = current.text if as_text else [{'type': 'text', 'text': current.text}] %}
 {%- set role = 'user' if message.role == 'tool' else message.role %}
 {%- set rewritten.messages = rewritten.messages + [dict(message, role=role, content=content)] %}
 {%- endfor %}
