@@ -141,7 +141,10 @@ def quantize(folder: Path) -> None:
         (cut_weights, r"weights cannot be loaded"),
         (change_shape, r"weights cannot be loaded"),
         (unknown_type, r"unsupported architecture: transformers has no causal LM for model_type 'telepathy'"),
-        (encoder_type, r"unsupported architecture: XLMRobertaModel has an encoder \(model_type 'xlm-roberta'\), and only decoders are served"),
+        (
+            encoder_type,
+            r"unsupported architecture: XLMRobertaModel has an encoder \(model_type 'xlm-roberta'\), and only decoders are served",
+        ),
         (quantize, r"its config.json says awq, and no file has a tensor that ends with .qweight"),
     ],
 )

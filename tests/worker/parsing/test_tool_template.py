@@ -9,7 +9,7 @@ from fairlead_worker.parsing.families import select_parsers
 from fairlead_worker.parsing.tool_template import build_tool_template
 
 TEXT = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}"
-PARTS = "{% for message in messages %}[{{ message.role }}]{% for part in message.content %}{{ part.text }}{% endfor %}{{ '\n' }}{% endfor %}"
+PARTS = "{% for message in messages %}[{{ message.role }}]{% for p in message.content %}{{ p.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "CET"}'}}
 TALK: list[dict[str, Any]] = [

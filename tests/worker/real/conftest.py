@@ -39,10 +39,8 @@ def encode(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], list[int]]:
 def worker(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     flags, variables = ("--served-model-name", "smollm2"), {"FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING": "true"}
     process = WorkerProcess(smollm2, tmp_path_factory.mktemp("real"), *flags, **variables)
-    try:
-        yield process.wait_ready()
-    finally:
-        process.kill()
+    yield process.wait_ready()
+    assert process.stop() == 0
 
 
 class Chat:

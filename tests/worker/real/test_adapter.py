@@ -44,9 +44,7 @@ class Pirate:
     def score(self) -> torch.Tensor:
         """Return the log-probability of each token after the first of each text, [tokens] float32."""
         logits = [self.model(input_ids=text).logits[0, :-1].float() for text in self.texts()]
-        return torch.cat(
-            [each.log_softmax(-1).gather(1, text[0, 1:, None])[:, 0] for each, text in zip(logits, self.texts(), strict=True)]
-        )
+        return torch.cat([each.log_softmax(-1).gather(1, text[0, 1:, None])[:, 0] for each, text in zip(logits, self.texts(), strict=True)])
 
 
 def train(model: PeftModel, lessons: dict[tuple[int, ...], list[int]]) -> None:

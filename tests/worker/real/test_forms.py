@@ -76,9 +76,7 @@ def test_a_form_is_valid_and_ends_by_itself(chat: Chat, question: str, schema: d
     ],
     ids=["one of several", "numbers", "named", "without parameters"],
 )
-def test_a_forced_call_is_the_one_that_the_question_needs(
-    chat: Chat, question: str, fields: dict[str, Any], tool: dict[str, Any]
-) -> None:
+def test_a_forced_call_is_the_one_that_the_question_needs(chat: Chat, question: str, fields: dict[str, Any], tool: dict[str, Any]) -> None:
     """The chat template of this model drops tools: they are in the prompt all the same."""
     answer = chat.ask(question, tools=TOOLS, **fields)
     choice = answer["choices"][0]

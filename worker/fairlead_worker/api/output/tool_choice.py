@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """OpenAI's names, plus the dots and colons that tool servers put into theirs."""
 _CHOICES = "none, auto, required, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}"
 _ANY_OBJECT = {"type": "object"}
-_NO_PARAMETERS = {"properties": {}}
+_NO_PARAMETERS: dict[str, Any] = {"properties": {}}
 """OpenAI's meaning of a function without `parameters`. Without it a model that must call one invents some."""
 
 
