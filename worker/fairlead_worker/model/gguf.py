@@ -39,7 +39,7 @@ class GgufWeights:
             if is_described(tensor.name):
                 continue
             if (module := module_of(self.architecture, tensor.name)) is None:
-                raise GgufError(gguf.path, f"tensor {tensor.name} is unknown in {name}: it is not served without it; serve the safetensors")
+                raise GgufError(gguf.path, f"tensor {tensor.name} is not supported in {name}: serve the model's safetensors")
             self.taken[".".join(module)] = tensor
         self._heads = {each: gguf.metadata.get(f"{name}.attention.{key}") for each, key in (("q", "head_count"), ("k", "head_count_kv"))}
 
