@@ -117,7 +117,7 @@ class WorkerConfig(BaseSettings):
         flag(
             "Scheduling",
             "target time of a step with decodes, in milliseconds; chunks of prefill are made to fit. "
-            "0: chunks of --chunked-prefill-size, smaller on a slow CPU",
+            "0: chunks of --chunked-prefill-size; on a CPU shorter ones, by the time of a decode step",
             ge=0,
             allow_inf_nan=False,
         ),
