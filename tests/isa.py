@@ -22,6 +22,7 @@ KERNELS = (
     "tests/worker/kernels/test_native.py",
     "tests/worker/native/test_elementwise.py",
     "tests/worker/native/test_gated.py",
+    "tests/worker/native/test_ggml.py",
     "tests/worker/native/test_linear.py",
 )
 ENGINE = (

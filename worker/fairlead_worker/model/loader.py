@@ -23,9 +23,10 @@ from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.expert_checkpoint import KeptExperts, keep_experts
-from fairlead_worker.model.fuse import fuse_activations, fuse_projections, tolerance_of
+from fairlead_worker.model.fuse import fuse_activations, fuse_projections, rounds_inputs
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
+from fairlead_worker.model.gguf import find_gguf, read_gguf_model
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
 from fairlead_worker.model.lowbit.choose import choose_rounder
@@ -50,6 +51,7 @@ from fairlead_worker.model.quantized import (
 )
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
+from fairlead_worker.model.trial_text import Reference, TrialText
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -86,6 +88,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     """Tokens of prompt and output that the model was loaded for."""
+    reference: Reference
+    """What its weights say in float32: other ways to compute them are compared with it."""
     dtype: torch.dtype
     device: torch.device
     ranks: int = 1
@@ -150,7 +154,10 @@ def load_model(
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
-    files = _check_weights(uri, folder)
+    blocks, in_blocks = find_gguf(folder), False
+    if blocks is not None:
+        _check_gguf(uri, quantization, ranks)
+    files = [] if blocks is not None else _check_weights(uri, folder)
     named: dict[str, Any] = {}
     keeps, experts, packed = False, None, None
     if stored:
@@ -174,9 +181,13 @@ def load_model(
         del config.quantization_config  # transformers would ask for its own modules
         given = {}
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(
-        uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
-    )
+    if blocks is not None:
+        generates = True
+        model, in_blocks = read_gguf_model(uri, blocks, config, torch_dtype, torch.device(device), progress)
+    else:
+        model, generates = _read_weights(
+            uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
+        )
     if packed is not None:
         take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
@@ -196,12 +207,21 @@ def load_model(
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
     progress("fuse", 0)
     fused: tuple[str, ...] = ()
+    text = TrialText.from_folder(folder, model.get_input_embeddings().weight.shape[0])
+    try:
+        reference = Reference.compute(model, layers, text)
+    except Exception as error:  # whatever a family's own code raises
+        raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
     fuse_activations(model)
-    if model.device.type == "cpu":
-        fuse_projections(model)
+    if in_blocks:
+        logger.info("linear layers stay in the blocks of %s", blocks)
+    elif model.device.type == "cpu":
+        fuse_projections(model, layers, reference)
         pack_linears(model, native_quantization)
+        if native_quantization != "none":
+            reference = Reference.compute(model, layers, text)
     else:
-        fused = _fuse(model, layers, limit, fuse)
+        fused = _fuse(model, layers, limit, fuse, reference)
         compile_int4(model)
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
@@ -222,17 +242,20 @@ def load_model(
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
         quantization=native_quantization,
-        rounds_inputs=native_quantization != "none" or tolerance_of(model) is not None,
+        reference=reference,
+        rounds_inputs=in_blocks or native_quantization != "none" or rounds_inputs(model),
         fused=fused,
         kv_scales=kv_scales,
     )
 
 
-def _fuse(model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _fuse(
+    model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...], reference: Reference
+) -> tuple[str, ...]:
     """Apply the `wanted` fusions; return those that succeeded."""
-    stacks = fuse_projections(model) if PROJECTIONS in wanted else 0
+    stacked = (PROJECTIONS,) if PROJECTIONS in wanted and fuse_projections(model, layers, reference) else ()
     kernels = library() if set(wanted) & set(KINDS) else None
-    return (*((PROJECTIONS,) if stacks else ()), *(fuse_layers(model, kernels, layers, limit, wanted) if kernels is not None else ()))
+    return stacked if kernels is None else (*stacked, *fuse_layers(model, kernels, layers, limit, reference.text, wanted))
 
 
 def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
@@ -266,6 +289,14 @@ def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch
         raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, which does not load here: {reason}; leave it out")
     if dtype not in DTYPES:
         raise ModelLoadError(uri, f"{wanted} needs --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
+
+
+def _check_gguf(uri: str, quantization: str, ranks: int) -> None:
+    """Check the settings that need a checkpoint in safetensors. Raises ModelLoadError."""
+    if quantization != "none":
+        raise ModelLoadError(uri, f"its weights are quantized in the GGUF file, so --quantization {quantization} is refused; leave it out")
+    if ranks > 1:
+        raise ModelLoadError(uri, f"--tensor-parallel-size {ranks} is not supported for a GGUF file; serve the model's safetensors")
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:
