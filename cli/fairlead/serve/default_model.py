@@ -12,7 +12,7 @@ from fairlead.serve.model import ModelRefused, worker_config
 from fairlead.serve.options import ServeOptions
 
 SAMPLING = Path(__file__).with_name("smollm2")
-"""Folder of the generation_config.json that SmolLM2's model card recommends. Its GGUF file names none, and at temperature 1 it makes no sense."""
+"""Folder with the sampling defaults of SmolLM2's model card. Its GGUF file has none, and at temperature 1 it answers with nonsense."""
 
 
 def with_model(options: ServeOptions, console: Console) -> ServeOptions:
