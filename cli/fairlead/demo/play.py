@@ -12,8 +12,10 @@ from fairlead.demo.conversations import Conversation
 REPLY_TOKENS = 24
 """Most tokens of an answer. SmolLM2's answers end by themselves before."""
 PAUSE_SECONDS = 1.0
-"""Time between an answer and the next question, in which a user would read. After 0.3 s another user's first prompt may still run on the pod,
-and then a router rightly moves so short a conversation."""
+"""Time between an answer and the next question, in which a user would read.
+
+After 0.3 s another user's first prompt may still run on the pod, and then a router rightly moves so short a conversation.
+"""
 
 USABLE_CHECK_SECONDS = 0.1
 

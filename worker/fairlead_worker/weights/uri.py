@@ -95,9 +95,7 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
     if required_file == CONFIG and not (folder / CONFIG).is_file() and (models := whole_models(folder)):
         if len(models) > 1:
             names = ", ".join(path.name for path in models[:4])
-            raise ModelLoadError(
-                uri, f"there are {len(models)} GGUF models in {folder} ({names}{' …' if len(models) > 4 else ''}): name one"
-            )
+            raise ModelLoadError(uri, f"there are {len(models)} GGUF models in {folder} ({names}{' …' if len(models) > 4 else ''}): name one")
         return _describe(uri, models[0], cache)
     if not (folder / required_file).is_file():
         kind = "a transformers model" if required_file == CONFIG else "what this wants"
