@@ -135,7 +135,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
-    from fairlead_worker.model.generation_config import sampling_defaults
+    from fairlead_worker.model.generation_config import find_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
     from fairlead_worker.platform.isa import cpu_level
     from fairlead_worker.scheduler.limits import limit_steps
@@ -206,7 +206,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         native_decoder=isinstance(runner.forward, NativeForward),
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
-        sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
+        sampling_defaults=find_defaults(config.generation_config, loaded.path),
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
         pooling=loaded.pooling
         if runner.forward.can_score

@@ -85,9 +85,9 @@ _CONVERSATIONS = (
         (
             "In which city is the Colosseum?",
             "When did the First World War begin?",
-            "Who invented the light bulb?",
             "Which ship sank in 1912?",
             "Who painted the Mona Lisa?",
+            "Where is the Statue of Liberty?",
         ),
     ),
 )
