@@ -15,8 +15,8 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights import hub
-from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.digest import WEIGHTS
+from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.uri import parse_uri, resolve
 
 OWN_FLAGS = ("--port", "--replicas", "--runtime", "--stop-grace")

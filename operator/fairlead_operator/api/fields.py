@@ -125,9 +125,7 @@ URI = (
 
 
 def _uri_help(path: str) -> str:
-    forms = (
-        "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
-    )
+    forms = "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
     return f"{path} must be {forms}"
 
 

@@ -4,19 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
 from tests.gguf_models import small_model, write_gguf
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
-from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import gguf as reading
 from fairlead_worker.model.exact import widened
-from fairlead_worker.model.gguf import GgmlEmbedding
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.model.trial_text import LENGTHS, TrialText, run_whole
+from fairlead_worker.model.trial_text import TrialText, run_whole
 from fairlead_worker.native.ggml import BLOCK_TYPES, GgmlLinear
 from fairlead_worker.native.library import native
 from fairlead_worker.weights.cache import ModelCache

@@ -67,7 +67,7 @@ def to_model_uri(value: str) -> str:
     if re.fullmatch(f"{_URI}|{_URI_OCI}", value):
         return value
     folder = Path(value).expanduser()
-    if folder.is_dir() or folder.is_file() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
+    if folder.exists() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
         return (folder.resolve() if ".." in folder.parts else folder.absolute()).as_uri()  # a link keeps its name, the model's default name
     if re.fullmatch(_REPOSITORY, value):
         return f"hf://{value}"

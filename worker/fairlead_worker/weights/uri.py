@@ -39,9 +39,9 @@ def parse_uri(uri: str) -> Path | HubModel | BucketModel | OciModel:
             raise ModelLoadError(uri, "not an absolute path; write file:///path, /path or hf://org/name")
         return path
     if parsed.scheme == "hf":
-        path, _, revision = uri.removeprefix("hf://").partition("@")
-        names = path.strip("/").split("/")
-        if not names[0] or (len(names) > 2 and not path.endswith(GGUF)):
+        place, _, revision = uri.removeprefix("hf://").partition("@")
+        names = place.strip("/").split("/")
+        if not names[0] or (len(names) > 2 and not place.endswith(GGUF)):
             raise ModelLoadError(uri, "not a hub repository; write hf://org/name, hf://org/name@revision or hf://org/name/FILE.gguf")
         return HubModel("/".join(names[:2]), revision or None, "/".join(names[2:]))
     if parsed.scheme in ("s3", "gs"):
@@ -95,7 +95,7 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
     if required_file == CONFIG and not (folder / CONFIG).is_file() and (models := whole_models(folder)):
         if len(models) > 1:
             names = ", ".join(path.name for path in models[:4])
-            raise ModelLoadError(uri, f"there are {len(models)} GGUF models in {folder} ({names}{' …' if len(models) > 4 else ''}): name one")
+            raise ModelLoadError(uri, f"there are {len(models)} GGUF models in {folder}, such as {names}: name one")
         return _describe(uri, models[0], cache)
     if not (folder / required_file).is_file():
         kind = "a transformers model" if required_file == CONFIG else "what this wants"

@@ -1,4 +1,4 @@
-"""`oci://IMAGE[:TAG][@DIGEST][#FOLDER or #FILE.gguf]`, with the defaults of a container runtime, so that one URI works here and in a cluster."""
+"""`oci://IMAGE[:TAG][@DIGEST][#FOLDER][/FILE.gguf]`, with a container runtime's defaults, so that one URI works here and in a cluster."""
 
 import os
 import re
