@@ -32,6 +32,7 @@ from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.model.rope import fix_long_rope
+from fairlead_worker.model.trial_text import LENGTHS, LIKELY, Reference, TrialText
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
 
@@ -108,6 +109,9 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
+        patches.enter_context(patch("fairlead_worker.model.exact.PLAIN", (FakeTensor, nn.Parameter)))
+        for name in ("model.fuse", "model.fused.fuse", "model.fused.gated", "model.fused.experts", "model.fused.norms"):
+            patches.enter_context(patch(f"fairlead_worker.{name}.find_refusal", lambda *_: ""))  # there are no numbers to compare
         patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.load_triton_product", lambda: FakeProduct(gpu)))
         for name in ("lowbit.choose", "expert_checkpoint", "loader"):
             patches.enter_context(
@@ -154,20 +158,24 @@ def make_model(
         connect(model, shards, group)
     fix_long_rope(model, limit)
     layers = probe_layers(model)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    text = TrialText.random(vocabulary)
+    reference = Reference(text, *(torch.zeros(sum(LENGTHS), LIKELY, dtype=dtype, device=CUDA) for dtype in (torch.int64, torch.float32)))
     fuse_activations(model)
     return LoadedModel(
         model=model,
         layers=layers,
         path=Path(),
         digest="",
-        vocabulary_size=model.get_input_embeddings().weight.shape[0],
+        vocabulary_size=vocabulary,
         eos_token_ids=(),
         max_model_len=limit,
         dtype=torch.bfloat16,
         device=CUDA,
+        reference=reference,
         ranks=1 if group is None else group.size,
         shards=shards,
-        fused=loader._fuse(model, layers, limit, FUSIONS),
+        fused=loader._fuse(model, layers, limit, FUSIONS, reference),
         kv_scales=None if kv_scale is None else (kv_scale,) * len(layers),
     )
 

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 from bench.gpu.device import Device
 from bench.gpu.model import scheduler_for, serve, submit
 from fairlead.random_model import make_model
-from fairlead_worker.execution.check import trial_pages, trial_steps
 from fairlead_worker.execution.host import CudaHostStore, PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.trial_text import STEPS, trial_pages
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
 LENGTHS = (1, 17, 64, 300, 1000)
@@ -70,10 +70,8 @@ def logits(device: Device) -> Iterator[dict[str, Any]]:
             }
             off = {"flashinfer": 0.0, "reference": 0.0}
             with torch.inference_mode():
-                for step in trial_steps(spec, loaded.vocabulary_size):
-                    step = replace(
-                        step, **{field: getattr(step, field).to(device.device) for field in ("tokens", "positions", "slots", "sampling")}
-                    )
+                for rows in STEPS:
+                    step = loaded.reference.text.step(rows, 16, loaded.device)
                     said = {kind: runner.forward(step, runner.backend.plan(step)).float() for kind, runner in runners.items()}
                     for kind in off:
                         relative = (said[kind] - said["exact"]).norm(dim=1) / said["exact"].norm(dim=1).clamp(min=1e-30)

@@ -32,6 +32,7 @@ from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepCont
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.trial_text import Reference, TrialText
 from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
@@ -108,7 +109,8 @@ def make_runner(
     scales: tuple[float, ...] | None = None,
     group: Group | None = None,
 ) -> ModelRunner:
-    loaded = LoadedModel(None, LAYERS, Path(), "", VOCABULARY, (), CONTEXT, torch.float16, device)  # type: ignore[arg-type]  # no modules
+    reference = Reference(TrialText.random(VOCABULARY), torch.zeros(0, dtype=torch.int64), torch.zeros(0))  # its steps are equal
+    loaded = LoadedModel(None, LAYERS, Path(), "", VOCABULARY, (), CONTEXT, reference, torch.float16, device)  # type: ignore[arg-type]  # no modules
     spec = KVSpec(LAYERS, PAGE, torch.float16, device, scales)
     backend = FlashInferBackend(spec, pages, library)  # type: ignore[arg-type]  # a stand-in
     with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place, *(() if group is None else (group.add,)))):

@@ -9,6 +9,7 @@ from bench.gpu import interpreter
 from tests.models import FAMILIES, build_model
 from tests.worker.exactness.families import MORE
 from tests.worker.fused.test_fuse import LIMIT, stand_in
+from tests.worker.model.fusing import TEXT, refusals, trial_exactly
 from torch import nn
 
 from fairlead_worker.model.fused.experts import GroupedExperts, expert_patches
@@ -16,7 +17,7 @@ from fairlead_worker.model.fused.fuse import fuse_layers
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.fused.trial import trial
-from fairlead_worker.model.probe import PASS_TOLERANCE, difference, probe_layers
+from fairlead_worker.model.probe import probe_layers
 
 LIBRARY = cast(Library, SimpleNamespace(silu_and_mul=interpreter.silu_and_mul))
 
@@ -68,15 +69,15 @@ def test_the_parts_of_ranks_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_model_with_fused_experts_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = experts_of("qwen3_moe", monkeypatch)[0]
-    before, (library, calls) = trial(model, LIMIT), stand_in()
-    assert fuse_layers(model, library, probe_layers(model), LIMIT, ("experts",)) == ("experts",)
+    before, exact, (library, calls) = trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT), stand_in()
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, TEXT, ("experts",)) == ("experts",)
     calls.update(dict.fromkeys(calls, 0))
-    assert difference(trial(model, LIMIT), before) <= PASS_TOLERANCE[torch.bfloat16]
+    assert not refusals(trial(model, LIMIT, TEXT), before, exact)
     assert calls["silu_and_mul"] == len(model.base_model.layers)
 
 
 def test_an_activation_that_is_another_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = experts_of("qwen3_moe", monkeypatch)[0]
     wrong = cast(Library, SimpleNamespace(silu_and_mul=interpreter.gelu_and_mul))
-    with pytest.raises(Unfused, match="gives other numbers"):
+    with pytest.raises(Unfused, match="from float32"):
         expert_patches(model, wrong)

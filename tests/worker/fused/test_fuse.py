@@ -9,14 +9,14 @@ import torch
 from bench.gpu import interpreter
 from tests.models import FAMILIES, build_model
 from tests.worker.exactness.families import MORE
+from tests.worker.model.fusing import TEXT, farthest, refusals, stack_projections, trial_exactly
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.norms import PrecomputedNorm, RmsNorm
 from fairlead_worker.model.fused.trial import trial
-from fairlead_worker.model.probe import PASS_TOLERANCE, difference, probe_layers
+from fairlead_worker.model.probe import probe_layers
 
 LIMIT = 200
 NAMES = [name for name in vars(Library) if not name.startswith("_")]
@@ -38,7 +38,7 @@ def stand_in(**other: Any) -> tuple[Library, dict[str, int]]:
 
 def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> PreTrainedModel:
     model = build_model(family, **({} if family == "gpt2" else {"head_dim": 64}) | overrides).to(dtype)
-    fuse_projections(model)
+    stack_projections(model)
     return model
 
 
@@ -50,12 +50,12 @@ FUSED = {family: () if family == "gpt2" else DENSE for family in FAMILIES}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype) -> None:
     model = model_of(family, dtype)
-    layers, before = probe_layers(model), trial(model, LIMIT)
+    layers, before, exact = probe_layers(model), trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT)
     library, calls = stand_in()
-    assert fuse_layers(model, library, layers, LIMIT) == FUSED[family]
+    assert fuse_layers(model, library, layers, LIMIT, TEXT) == FUSED[family]
     calls.update(dict.fromkeys(calls, 0))
-    after = trial(model, LIMIT)
-    assert difference(after, before) <= PASS_TOLERANCE[dtype]
+    after = trial(model, LIMIT, TEXT)
+    assert not refusals(after, before, exact)
     if family == "gpt2":
         assert not any(calls.values())
         return
@@ -74,13 +74,14 @@ def test_dense_and_shared_mlps_beside_experts_are_fused(family: str, fused: int,
     """Experts have their gate and up in one parameter, which is no module."""
     monkeypatch.setitem(FAMILIES, family, MORE[family])
     model = build_model(family).to(torch.bfloat16)
-    fuse_projections(model)
+    stack_projections(model)
     assert any(isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) for module in model.modules())
-    before = trial(model, LIMIT)
+    before = trial(model, LIMIT, TEXT)
+    exact = trial_exactly(model, LIMIT)
     library, calls = stand_in()
-    assert fuse_layers(model, library, probe_layers(model), LIMIT, ("activation",)) == ("activation",)
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, TEXT, ("activation",)) == ("activation",)
     calls.update(dict.fromkeys(calls, 0))
-    assert difference(trial(model, LIMIT), before) <= PASS_TOLERANCE[torch.bfloat16]
+    assert not refusals(trial(model, LIMIT, TEXT), before, exact)
     assert calls["silu_and_mul"] == fused
 
 
@@ -88,7 +89,7 @@ def test_dense_and_shared_mlps_beside_experts_are_fused(family: str, fused: int,
 def test_only_what_is_wanted_is_fused(kinds: tuple[str, ...]) -> None:
     model = model_of("llama")
     library, _ = stand_in()
-    assert fuse_layers(model, library, probe_layers(model), LIMIT, kinds) == kinds
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, TEXT, kinds) == kinds
     patched = {type(part).__name__ for part in model.modules() if "forward" in vars(part)}
     assert patched == {"norm": {"LlamaRMSNorm"}, "activation": {"LlamaMLP", "LlamaRotaryEmbedding", "LlamaAttention"}}.get(
         kinds[0] if kinds else "", set()
@@ -111,14 +112,14 @@ def test_what_answers_otherwise_is_taken_back_loudly(kind: str, name: str, caplo
         return answer
 
     model = model_of("llama")
-    layers, before = probe_layers(model), trial(model, LIMIT)
+    layers, before, exact = probe_layers(model), trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT)
     library, calls = stand_in(**{name: wrong})
     with caplog.at_level(logging.WARNING):
-        fused = fuse_layers(model, library, layers, LIMIT)
+        fused = fuse_layers(model, library, layers, LIMIT, TEXT)
     assert fused == tuple(each for each in DENSE if each != kind)
     assert f"LlamaForCausalLM: {kind} stays unfused" in caplog.text
     calls.update(dict.fromkeys(calls, 0))
-    assert difference(trial(model, LIMIT), before) <= PASS_TOLERANCE[torch.bfloat16]
+    assert not refusals(trial(model, LIMIT, TEXT), before, exact)
     assert not calls[name]
 
 
@@ -127,20 +128,20 @@ def test_a_kernel_that_cannot_be_built_is_no_failure(caplog: pytest.LogCaptureFi
         raise RuntimeError("Ninja build failed.\nnvcc: not found")
 
     model = model_of("llama")
-    layers, before = probe_layers(model), trial(model, LIMIT)
+    layers, before = probe_layers(model), trial(model, LIMIT, TEXT)
     library, _ = stand_in(**dict.fromkeys(NAMES, broken))
-    assert fuse_layers(model, library, layers, LIMIT) == ()
+    assert fuse_layers(model, library, layers, LIMIT, TEXT) == ()
     assert "norm stays unfused: RuntimeError: nvcc: not found" in caplog.text
-    assert difference(trial(model, LIMIT), before) == 0
+    assert farthest(trial(model, LIMIT, TEXT), before) == 0
 
 
 def test_float32_and_other_heads_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     library, _ = stand_in()
     model = model_of("llama", torch.float32)
-    assert fuse_layers(model, library, probe_layers(model), LIMIT) == ()
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, TEXT) == ()
     assert "kernels are for 16 bits, and it is in float32" in caplog.text
     model = model_of("qwen3", head_dim=32)
-    assert fuse_layers(model, library, probe_layers(model), LIMIT) == ("norm", "residual", "activation")
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, TEXT) == ("norm", "residual", "activation")
     assert "rope stays unfused: its heads are of 32" in caplog.text
 
 
@@ -148,17 +149,17 @@ def test_angles_that_depend_on_the_length_stay_as_they_are(caplog: pytest.LogCap
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of("llama", max_position_embeddings=64, rope_parameters=rope)
     library, _ = stand_in()
-    assert "rope" not in fuse_layers(model, library, probe_layers(model), LIMIT)
+    assert "rope" not in fuse_layers(model, library, probe_layers(model), LIMIT, TEXT)
     assert "its angles depend on the length of a text" in caplog.text
 
 
 def test_two_models_of_a_family_do_not_share_a_rope() -> None:
     fused, plain = model_of("llama"), model_of("llama")
-    layers, before = probe_layers(plain), trial(plain, LIMIT)
+    layers, before = probe_layers(plain), trial(plain, LIMIT, TEXT)
     library, calls = stand_in()
-    assert "rope" in fuse_layers(fused, library, layers, LIMIT)
+    assert "rope" in fuse_layers(fused, library, layers, LIMIT, TEXT)
     calls.update(dict.fromkeys(calls, 0))
-    assert difference(trial(plain, LIMIT), before) == 0
+    assert farthest(trial(plain, LIMIT, TEXT), before) == 0
     assert not any(calls.values())
 
 
@@ -166,8 +167,8 @@ def test_listeners_of_projections_are_heard() -> None:
     """LoRA adapters hook gate and up; an inactive one changes no bit."""
     model = model_of("llama")
     library, calls = stand_in()
-    fuse_layers(model, library, probe_layers(model), LIMIT)
-    before = trial(model, LIMIT)
+    fuse_layers(model, library, probe_layers(model), LIMIT, TEXT)
+    before = trial(model, LIMIT, TEXT)
     heard: list[str] = []
 
     class Listener:
@@ -179,10 +180,10 @@ def test_listeners_of_projections_are_heard() -> None:
     listener = Listener()
     hook = model.model.layers[0].mlp.up_proj.register_forward_hook(listener)
     calls["silu_and_mul"] = 0
-    assert difference(trial(model, LIMIT), before) == 0
+    assert farthest(trial(model, LIMIT, TEXT), before) == 0
     assert heard == ["up"] and calls["silu_and_mul"] == len(model.model.layers)
     listener.is_active = False
-    trial(model, LIMIT)
+    trial(model, LIMIT, TEXT)
     assert heard == ["up"], "it does not listen now, and the projections are one product"
     hook.remove()
 

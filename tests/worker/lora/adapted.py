@@ -7,6 +7,7 @@ import pytest
 import torch
 from bench.gpu.models.adapters import write_adapter
 from tests.worker.execution.replayed import KERNELS, Replayed, filled_backend
+from tests.worker.model.fusing import TEXT
 
 from fairlead.random_model import make_model
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
@@ -33,7 +34,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     make_model(folder, arch="llama", hidden=128, heads=2, kv_heads=1, head_dim=64, layers=2, vocab=500)
     made = load_model(str(folder), dtype="float16")
     dense = tuple(kind for kind in KINDS if kind not in ("experts", "sums"))
-    assert fuse_layers(made.model, KERNELS, made.layers, made.max_model_len) == dense
+    assert fuse_layers(made.model, KERNELS, made.layers, made.max_model_len, TEXT) == dense
     return made
 
 

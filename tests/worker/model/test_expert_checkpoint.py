@@ -209,7 +209,7 @@ def test_a_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     for scales in Scales:
         assert find_problem(cpu, scales, False, 3) == "" and (scales is Scales.GROUPS or find_problem(cpu, scales, True, 3) == "")
     monkeypatch.setattr(choose, "load_triton_product", Swapped)
-    assert "% off" in find_problem(cpu, Scales.ROWS, True, 3)
+    assert "from float32" in find_problem(cpu, Scales.ROWS, True, 3)
     monkeypatch.setattr(choose, "load_triton_product", lambda: 1 / 0)
     assert find_problem(cpu, Scales.ROWS, True, 3).startswith("ZeroDivisionError")
     tiles = pytest.importorskip("fairlead_worker.model.lowbit.kernels.experts").TILES

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import DYNAMIC, EIGHT, FORMS, KEPT, STATIC, Form, compressed, fp8, save_quantized
+from tests.worker.model.fusing import stack_projections
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -17,7 +18,6 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model import fp8_layers, quantized
-from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import can_pack, pack_linears
 from fairlead_worker.model.probe import trial_logits
@@ -165,7 +165,7 @@ def test_other_schemes_are_not_kept(form: Form, multiplies: None, tmp_path: Path
 def test_layers_stay_apart_and_take_adapters(multiplies: None, tmp_path: Path) -> None:
     save_quantized(ROUNDED, tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
-    assert fuse_projections(model) == 0 and pack_linears(model) == 0
+    assert stack_projections(model) == 0 and pack_linears(model) == 0
     assert len(adaptable_layers(model)) == 14
 
 

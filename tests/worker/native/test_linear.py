@@ -83,6 +83,23 @@ def test_int4_is_the_rounded_weight_times_nearly_the_input(inputs: int, outputs:
         assert error(layer(x), x.double() @ weight.double().T + added.double()) <= 0.3, rows
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_packed_weights_are_widened_exactly(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, _ = make(inputs, outputs, dtype)
+    begin, end = outputs // 3, outputs - outputs // 4
+    assert torch.equal(NativeLinear(weight, None).widen(begin, end), weight[begin:end].float())
+    layer = NativeLinear(weight, None, quantization="int8")
+    assert layer.scales is not None
+    scale = layer.scales[begin:end, None]
+    whole = layer.widen(begin, end) / scale
+    torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-4)
+    assert ((whole - weight[begin:end].float() / scale).abs() <= 0.501).all()
+    assert torch.equal(NativeLinear(weight, None, quantization="int4").widen(begin, end), rounded_by_groups(weight)[begin:end].float())
+    with pytest.raises(IndexError, match=f"of {outputs}"):
+        layer.widen(0, outputs + 1)
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_sums_of_int4_are_exact(sign: int) -> None:
     """Eight products of 15 and 127 fill 16 bits nearly; ninth and tenth ones would not fit."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import zmq
 from tests.worker.exactness.harness import Engine
 from tests.worker.execution.replayed import KERNELS, PAGE, Recording, Replayed, filled_backend
+from tests.worker.model.fusing import TEXT
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
@@ -156,7 +157,7 @@ def fuse(loaded: LoadedModel, lacks_sums: bool) -> tuple[str, ...]:
         return InterpretedSums()
 
     with patch.object(sums, "_library", library), patch.object(sums, "unsupported", lambda group: ""):
-        return fuse_layers(loaded.model, KERNELS, loaded.layers, CONTEXT, ("norm", "residual", "sums"))
+        return fuse_layers(loaded.model, KERNELS, loaded.layers, CONTEXT, TEXT, ("norm", "residual", "sums"))
 
 
 def record_graphs(runner: ModelRunner, group: Group, pages: int, wanted: Graphs) -> RankRecorder:

@@ -1,14 +1,13 @@
 """`--deterministic`: a row has the same bits alone, batched, in one chunk, in several chunks and token by token. Verified at startup."""
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
-from fairlead_worker.execution.check import STEPS, trial_pages, trial_step, trial_steps
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.model.trial_text import LENGTHS, STEPS, places, trial_pages
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ def configure_torch(device: torch.device) -> None:
 @torch.inference_mode()
 def check_invariance(runner: ModelRunner) -> None:
     """Compare the logits of three requests bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
-    spec, vocabulary = runner.backend.spec, runner.loaded.vocabulary_size
+    spec = runner.backend.spec
     if runner.backend.pages < trial_pages(spec.page_size):
         raise NotInvariant(
             f"--deterministic is verified on {trial_pages(spec.page_size)} pages at the start: set --kv-pages to at least that"
@@ -39,21 +38,15 @@ def check_invariance(runner: ModelRunner) -> None:
             "--deterministic does not hold beyond this model's sliding window, where FlashInfer's sums depend on the chunk; "
             f"set --max-model-len to at most {window} (it is {runner.loaded.max_model_len}), or remove the flag"
         )
-    together: dict[tuple[int, int], torch.Tensor] = {}
-    for rows, step in zip(STEPS, trial_steps(spec, vocabulary), strict=True):
-        places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
-        together |= dict(zip(places, _logits(runner, step), strict=True))
-    lengths = {request: 1 + max(at for owner, at in together if owner == request) for request, _ in together}
-    ways = {
-        "in one chunk": [[(0, length)] for length in lengths.values()],
-        "token by token": [[(at, 1) for at in range(length)] for length in lengths.values()],
-    }
-    for way, cuts in ways.items():
-        for request, parts in zip(lengths, cuts, strict=True):
-            for start, count in parts:
-                alone = _logits(runner, trial_step(((request, start, count),), spec, vocabulary))
-                for at, logits in enumerate(alone, start):
-                    _compare(logits, together[request, at], f"alone and {way}, token {at} of {lengths[request]}")
+    together: dict[int, torch.Tensor] = {}
+    for rows in STEPS:
+        together |= dict(zip(places(rows).tolist(), _logits(runner, rows), strict=True))
+    for text, length in enumerate(LENGTHS):
+        for way, cuts in (("in one chunk", [(0, length)]), ("token by token", [(at, 1) for at in range(length)])):
+            for start, count in cuts:
+                alone = ((text, start, count),)
+                for at, place, logits in zip(range(start, length), places(alone).tolist(), _logits(runner, alone), strict=False):
+                    _compare(logits, together[place], f"alone and {way}, token {at} of {length}")
     logger.info("deterministic: %d tokens have the same logits alone, batched, in one chunk and token by token, bit for bit", len(together))
 
 
@@ -69,9 +62,8 @@ def variable_window(runner: ModelRunner) -> int | None:
     return min([window for window in windows if window < runner.loaded.max_model_len], default=None)
 
 
-def _logits(runner: ModelRunner, step: PackedStep) -> torch.Tensor:
-    moved = {name: getattr(step, name).to(runner.loaded.device) for name in ("tokens", "positions", "slots", "sampling")}
-    step = replace(step, **moved)
+def _logits(runner: ModelRunner, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    step = runner.loaded.reference.text.step(rows, runner.backend.spec.page_size, runner.loaded.device)
     return runner.forward(step, runner.backend.plan(step))
 
 

@@ -7,13 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from fairlead_worker.execution.check import tolerance, trial_pages, trial_steps, worst_difference
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import NativeBackend
+from fairlead_worker.model.acceptance import find_refusal
 from fairlead_worker.model.head import Head, find_head
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
+from fairlead_worker.model.trial_text import STEPS, places, trial_pages
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,9 @@ class _ModuleStates:
 
 
 def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
-    """Return the native decoder if it supports the model and its logits match the modules'; else the modules, with the reason logged."""
+    """Return the native decoder if it supports the model and is not farther from float32 than the modules; else the modules, with the
+    reason logged.
+    """
     modules = ModuleForward(loaded.model)
     if not native or not isinstance(backend, NativeBackend) or loaded.ranks > 1:  # one native call cannot pause for the sums over ranks
         return modules
@@ -116,28 +119,25 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     try:
         decoder = recognise(loaded.model, loaded.layers)
         forward = NativeForward(decoder, backend, loaded.max_model_len)
-        difference = _difference(modules, decoder, loaded, backend.spec)
+        refusal = _try_native(modules, decoder, loaded, backend.spec)
     except UnknownStructure as reason:
         logger.warning("%s runs module by module, not natively: %s", name, reason)
         return modules
-    allowed = tolerance(loaded.dtype, loaded.quantization)
-    if not difference <= allowed:
-        logger.warning(
-            "%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed
-        )
+    if refusal:
+        logger.warning("%s runs module by module, not natively: %s", name, refusal)
         return modules
-    logger.info(
-        "%s runs natively: %d layers in one call; its logits are within %.1e of the modules'", name, len(decoder.layers), difference
-    )
+    logger.info("%s runs natively: %d layers in one call, as near to float32 as its modules", name, len(decoder.layers))
     return forward
 
 
-def _difference(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> float:
-    """Return the largest difference between the two, each on its own KV."""
+@torch.inference_mode()
+def _try_native(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> str:
+    """Return why the native decoder may not replace the modules; empty: it may. Each runs on its own KV."""
     plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
-    forward = NativeForward(decoder, native, loaded.max_model_len)
-    return worst_difference(
-        lambda step: modules(step, plain.plan(step)),
-        lambda step: forward(step, native.plan(step)),
-        trial_steps(spec, loaded.vocabulary_size),
-    )
+    forward, reference = NativeForward(decoder, native, loaded.max_model_len), loaded.reference
+    whole = reference.text.whole(spec.page_size, spec.device)
+    replaced, candidate = reference.take(modules(whole, plain.plan(whole))), torch.empty_like(reference.logprobs)
+    for rows in STEPS:
+        step, at = reference.text.step(rows, spec.page_size, spec.device), places(rows)
+        candidate[at] = reference.take(forward(step, native.plan(step)), at)
+    return find_refusal(candidate, replaced, reference.logprobs)

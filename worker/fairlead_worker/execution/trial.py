@@ -5,7 +5,7 @@ engine's cache and no count in its statistics. Only rank 0 plans and samples, so
 
 A padded batch and a graph's plan may sum in another order, which turns the last bits of a logit. So another token counts as equal if plain
 steps choose it too once its logit is larger, and that of the first token smaller, by what rounding explains. That depends on the model and
-the device, so it is measured: some prompts run with plain steps together and alone, whose products have other shapes.
+the device, so it is measured: how far plain steps are from float32 on a text (`model.trial_text`).
 """
 
 import logging
@@ -29,7 +29,7 @@ from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.trial_requests import TrialRequests, Wave
 from fairlead_worker.ipc.messages import TokenLogprobs
-from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.acceptance import FLOOR
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
@@ -39,14 +39,8 @@ from fairlead_worker.weights.progress import Progress, no_progress
 
 MAX_SECONDS = 20.0
 """Limit of the whole trial; a trial that is not over by then counts as failed."""
-ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Change of a logit that is always allowed."""
-ROUNDED_INPUTS = 0.3
-"""The same if linear layers round their inputs, or the KV cache its numbers, to 8 bits; see `check.ROUNDED_TOLERANCE`."""
 MARGIN = 2.0
-"""How much larger than the measured changes others may be: a trial chooses from many more logits than are measured."""
-MOST_ROUNDING = 8.0
-"""Largest change that is allowed however much was measured, in units of the change that always is. An H100 gave 2 for a random 8B model."""
+"""How much farther than measured other steps may be: a trial chooses from many more logits than are measured."""
 
 logger = logging.getLogger(__name__)
 
@@ -293,37 +287,25 @@ class _Trial:
     def _rounding(self) -> float:
         """Return the largest change of a logit that rounding explains."""
         if self._measured is None:
-            least = _least_rounding(self._runner.loaded)
-            found = MARGIN * self._measure()
-            self._measured = min(max(least, found), MOST_ROUNDING * least)
-            logger.log(
-                logging.INFO if found <= self._measured else logging.WARNING,
-                "steps of other sizes change logits by %.2f; %.2f are taken for rounding",
-                found / MARGIN,
+            self._measured = MARGIN * self._measure()
+            logger.info(
+                "plain steps are up to %.3f nats from float32; changes up to %.3f are taken for rounding",
+                self._measured / MARGIN,
                 self._measured,
             )
         return self._measured
 
     def _measure(self) -> float:
-        """Return the largest change of a likely token's log-probability between prompts that run together and alone."""
-        together, alone = dict[str, list[TokenLogprobs]](), dict[str, list[TokenLogprobs]]()
+        """Return the largest distance of a likely token's log-probability to float32, and at least what float32 itself has."""
+        reference, found = self._runner.loaded.reference, dict[str, list[TokenLogprobs]]()
         with self._graphs(PLAIN):
-            want = self._serve(self._measured_prompts, False, together)
-            have = dict[str, list[int]]()
-            for request in self._measured_prompts.requests:
-                have |= self._serve(Wave(self._measured_prompts.config, [request]), False, alone)
-        changes = [0.0]
-        for name, tokens in want.items():
-            same = _first_difference(tokens, have[name]) + 1  # what comes after another token is no change by rounding
-            for one, two in zip(together[name][:same], alone[name][:same], strict=True):
-                known = dict(zip(two.top_ids, two.top_logprobs, strict=True))
-                changes += [abs(value - known[token]) for token, value in zip(one.top_ids, one.top_logprobs, strict=True) if token in known]
+            self._serve(self._measured_prompts, False, found)
+        changes = [FLOOR * reference.logprobs.abs().max().item()]
+        for name, (first, *_) in found.items():
+            place = int(name.rpartition(" ")[2])
+            exact = dict(zip(reference.likely[place].tolist(), reference.logprobs[place].tolist(), strict=True))
+            changes += [abs(value - exact[token]) for token, value in zip(first.top_ids, first.top_logprobs, strict=True) if token in exact]
         return max(changes)
-
-
-def _least_rounding(loaded: LoadedModel) -> float:
-    """Return the change of a logit that rounding explains in any model of this kind."""
-    return ROUNDED_INPUTS if loaded.rounds_inputs or loaded.kv_scales is not None else ROUNDING[loaded.dtype]
 
 
 def _first_difference(want: Sequence[int], have: Sequence[int]) -> int:

@@ -28,10 +28,8 @@ REPETITIONS = 64
 """Tokens of a prompt that consists of two, so that it has nearly all of their n-grams of up to four tokens."""
 NEW_TOKENS = 8
 """Tokens of each request that runs beside chunks or is drafted for."""
-MEASURED_PROMPTS, MEASURED_LENGTH = 8, 16
-"""Prompts that run together and alone, and the tokens of each."""
-MEASURED_TOKENS, MEASURED_LOGITS = 4, 20
-"""Tokens of each answer to them, and logits that are compared for each of these tokens."""
+MEASURED_PROMPTS, MEASURED_LOGITS = 8, 20
+"""Beginnings of a text whose next token is compared with float32, and log-probabilities that are compared for each."""
 SAMPLINGS = (
     Sampling(max_tokens=1, temperature=0, ignore_eos=True),
     Sampling(max_tokens=1, temperature=0.8, seed=7, ignore_eos=True),
@@ -77,7 +75,7 @@ class TrialRequests:
         if config.speculative_method == "ngram":
             self.waves.append(self._repetitions(common, context))
         self.measured = self._measured(common, context)
-        """Prompts whose logits are compared between steps of different sizes."""
+        """Prompts whose log-probabilities are compared with float32."""
 
     def _decodes(self, config: SchedulerConfig, context: int, adapter: int) -> Wave:
         """Return short prompts that are computed together, and then end one after another: a step for each graph, full and padded in turns.
@@ -99,13 +97,15 @@ class TrialRequests:
         return Wave(replace(config, chunked_prefill_size=0), requests)
 
     def _measured(self, config: SchedulerConfig, context: int) -> Wave:
-        """Return prompts that run together and alone."""
-        prompt = max(1, min(MEASURED_LENGTH, context - MEASURED_TOKENS))
-        new = max(1, min(MEASURED_TOKENS, context - prompt))
-        most = min(MEASURED_PROMPTS, config.max_num_seqs, max(1, self._pages // (-(-(prompt + new) // self._page_size) + 1)))
+        """Return beginnings of the model's trial text that run together. The name of each ends with the place of its last token there."""
         logits = min(MEASURED_LOGITS, self._runner.loaded.vocabulary_size)
-        sampling = Sampling(max_tokens=new, temperature=0, logprobs=logits, ignore_eos=True)
-        requests = [self._request(f"measured {number}", prompt, sampling, 0) for number in range(most)]
+        sampling = Sampling(max_tokens=1, temperature=0, logprobs=logits, ignore_eos=True)
+        text = self._runner.loaded.reference.text.tokens[0]
+        lengths = [length for length in range(2, len(text) + 1, len(text) // MEASURED_PROMPTS) if length < context] or [1]
+        most = min(config.max_num_seqs, max(1, self._pages // (-(-(len(text) + 1) // self._page_size) + 1)))
+        requests = [
+            Submit(f"trial, measured {length - 1}", array("I", text[:length].tolist()).tobytes(), sampling, 0) for length in lengths[-most:]
+        ]
         return Wave(replace(config, chunked_prefill_size=0), requests)
 
     def _chunks(self, config: SchedulerConfig, context: int, adapter: int) -> Wave:

@@ -5,7 +5,7 @@ others take their slices of its output. So neither the order of a family's calls
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,19 +13,18 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
+from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.acceptance import find_refusal
 from fairlead_worker.model.lowbit.experts import LowBitExperts
 from fairlead_worker.model.lowbit.linear import LowBitLinear
-from fairlead_worker.model.probe import LOW_BIT_PASS_TOLERANCE, PASS_TOLERANCE, difference, trial_logits
 from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.trial_text import Reference, run_whole
 
 logger = logging.getLogger(__name__)
 
 GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Name of the stack in its parent -> the children that it replaces, by the names that nearly all families use."""
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Tolerance relative to the largest value: another order of summation, then rounding to the dtype."""
-LOW_BIT_TOLERANCE = 0.1
-"""The same where inputs are rounded to 8 bits: of those that differ in their last bit, one in 8 to 16 is rounded to another neighbour."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Stack(nn.Module):
@@ -80,25 +79,27 @@ def _stacked(parts: Sequence[Any]) -> nn.Linear:
     return linear
 
 
-def fuse_projections(model: PreTrainedModel) -> int:
+@torch.inference_mode()
+def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], reference: Reference) -> int:
     """Stack projections of `model` in place; return the number of stacks.
 
-    The first stack of each group is tried in a forward pass of the whole model and undone if the logits change. Every stack is
-    compared with the projections that it replaces. A stack that fails is undone, with a warning.
+    The first stack of each group is tried in a forward pass of the whole model, and undone if it may not replace the projections
+    (`model.acceptance`). The others hold the same weights in the same way.
     """
-    made = 0
+    made, before = 0, None
+
+    def run() -> torch.Tensor:
+        return reference.take(run_whole(model, layers, reference.text, model.dtype))
+
     for name, children in GROUPS.items():
         sites = [parent for parent in model.modules() if _stackable(parent, name, children)]
         if not sites:
             continue
-        before = trial_logits(model)
-        tolerance = pass_tolerance(model)
+        before = run() if before is None else before
         first = {child: getattr(sites[0], child) for child in children}
-        if not _stack(sites[0], name, children):
-            continue
+        _stack(sites[0], name, children)
         try:
-            change = difference([trial_logits(model)], [before])
-            problem = "" if change <= tolerance else f"the logits change by {change:.1e} of their size, more than {tolerance:.0e}"
+            problem = find_refusal(after := run(), before, reference.logprobs)
         except Exception as error:  # whatever a family's own code raises for a shim
             problem = f"the model does not run: {error}"
         if problem:
@@ -107,7 +108,9 @@ def fuse_projections(model: PreTrainedModel) -> int:
             for child, module in first.items():
                 setattr(sites[0], child, module)
             continue
-        made += 1 + sum(_stack(parent, name, children) for parent in sites[1:])
+        for parent in sites[1:]:
+            _stack(parent, name, children)
+        made, before = made + len(sites), after
     return made
 
 
@@ -126,18 +129,18 @@ def fuse_activations(model: PreTrainedModel) -> int:
     if not sites:
         return 0
     fused, values = nn.GELU(approximate="tanh"), 4 * sample_input(1024, model.get_input_embeddings().weight)
-    sites = [(parent, name) for parent, name in sites if close(fused(values), getattr(parent, name)(values))]
+    exact = fused(values.float())
+    sites = [(parent, name) for parent, name in sites if not find_refusal(fused(values), getattr(parent, name)(values), exact)]
     for parent, name in sites:
         setattr(parent, name, nn.GELU(approximate="tanh"))
     return len(sites)
 
 
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None) -> bool:
-    """Return whether two tensors are equal within `tolerance` of the largest value; None: within rounding of their dtype over many
-    terms.
-    """
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Return whether two tensors are equal but for the order of a sum and a rounding to their dtype, in units of the largest number."""
+    tolerance = max(2 * torch.finfo(want.dtype).eps, 1e-5)
     scale = want.abs().max().float().item() or 1.0
-    return bool((got.float() - want.float()).abs().max().item() <= scale * (tolerance or TOLERANCE[want.dtype]))
+    return bool((got.float() - want.float()).abs().max().item() <= scale * tolerance)
 
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
@@ -150,8 +153,7 @@ def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (
-        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1
-        and linears[0].weight.dtype in TOLERANCE
+        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1 and linears[0].weight.dtype in DTYPES
     )
 
 
@@ -159,23 +161,12 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _stack(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
+def _stack(parent: nn.Module, name: str, children: tuple[str, ...]) -> None:
     parts: list[nn.Linear] = [getattr(parent, child) for child in children]
     stack = Stack(parts)
-    inputs = sample_for(parts[0])
-    with torch.inference_mode():
-        same = all(close(got, part(inputs), tolerance_of(stack)) for got, part in zip(_answers(stack, inputs), parts, strict=True))
-    if not same:
-        logger.warning("%s: %s stays unfused: the stack gives other numbers", type(parent).__name__, "/".join(children))
-        return False
     for index, (child, part) in enumerate(zip(children, parts, strict=True)):
         setattr(parent, child, Slice(stack, index, part))
     setattr(parent, name, stack)
-    return True
-
-
-def _answers(stack: Stack, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
-    return (stack.take(part, inputs) for part in range(len(stack.sizes)))
 
 
 def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:
@@ -192,13 +183,6 @@ def sample_for(linear: nn.Module, count: int = 5) -> torch.Tensor:
     return sample_input(weight.shape[1], weight, count)
 
 
-def tolerance_of(module: nn.Module) -> float | None:
-    """Return the tolerance for `close` on outputs of `module`."""
-    if any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules()):
-        return LOW_BIT_TOLERANCE
-    return None
-
-
-def pass_tolerance(model: PreTrainedModel) -> float:
-    """Return the largest `probe.difference` that rounding explains in a pass through `model`."""
-    return PASS_TOLERANCE[model.dtype] if tolerance_of(model) is None else LOW_BIT_PASS_TOLERANCE
+def rounds_inputs(module: nn.Module) -> bool:
+    """Return whether some layer of `module` rounds its inputs to 8 bits."""
+    return any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules())

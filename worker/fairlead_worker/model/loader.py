@@ -23,7 +23,7 @@ from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.expert_checkpoint import KeptExperts, keep_experts
-from fairlead_worker.model.fuse import fuse_activations, fuse_projections, tolerance_of
+from fairlead_worker.model.fuse import fuse_activations, fuse_projections, rounds_inputs
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
@@ -50,6 +50,7 @@ from fairlead_worker.model.quantized import (
 )
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
+from fairlead_worker.model.trial_text import Reference, TrialText
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -86,6 +87,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     """Tokens of prompt and output that the model was loaded for."""
+    reference: Reference
+    """What its weights say in float32: other ways to compute them are compared with it."""
     dtype: torch.dtype
     device: torch.device
     ranks: int = 1
@@ -196,12 +199,19 @@ def load_model(
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
     progress("fuse", 0)
     fused: tuple[str, ...] = ()
+    text = TrialText.from_folder(folder, model.get_input_embeddings().weight.shape[0])
+    try:
+        reference = Reference.compute(model, layers, text)
+    except Exception as error:  # whatever a family's own code raises
+        raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
     fuse_activations(model)
     if model.device.type == "cpu":
-        fuse_projections(model)
+        fuse_projections(model, layers, reference)
         pack_linears(model, native_quantization)
+        if native_quantization != "none":
+            reference = Reference.compute(model, layers, text)
     else:
-        fused = _fuse(model, layers, limit, fuse)
+        fused = _fuse(model, layers, limit, fuse, reference)
         compile_int4(model)
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
@@ -222,17 +232,20 @@ def load_model(
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
         quantization=native_quantization,
-        rounds_inputs=native_quantization != "none" or tolerance_of(model) is not None,
+        reference=reference,
+        rounds_inputs=native_quantization != "none" or rounds_inputs(model),
         fused=fused,
         kv_scales=kv_scales,
     )
 
 
-def _fuse(model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _fuse(
+    model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...], reference: Reference
+) -> tuple[str, ...]:
     """Apply the `wanted` fusions; return those that succeeded."""
-    stacks = fuse_projections(model) if PROJECTIONS in wanted else 0
+    stacked = (PROJECTIONS,) if PROJECTIONS in wanted and fuse_projections(model, layers, reference) else ()
     kernels = library() if set(wanted) & set(KINDS) else None
-    return (*((PROJECTIONS,) if stacks else ()), *(fuse_layers(model, kernels, layers, limit, wanted) if kernels is not None else ()))
+    return stacked if kernels is None else (*stacked, *fuse_layers(model, kernels, layers, limit, reference.text, wanted))
 
 
 def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:

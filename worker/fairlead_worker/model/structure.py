@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.fuse import Slice, Stack, close
+from fairlead_worker.model.fuse import Slice, Stack
+from fairlead_worker.model.norm import read_norm
 
 
 class UnknownStructure(Exception):
@@ -164,19 +165,13 @@ def _unstack(module: nn.Module, sizes: list[int] | None) -> nn.Module:
 
 
 def _norm(module: nn.Module, width: int | None = None) -> Norm:
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
+    form = read_norm(module)
+    if form is None:
         raise UnknownStructure(f"{type(module).__name__} is not a root mean square norm")
+    weight = module.get_parameter("weight").float()
     if width not in (None, len(weight)):
         raise UnknownStructure(f"{type(module).__name__} over {len(weight)} dimensions, not over a head's {width}")
-    x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(3)).to(weight.dtype) * 3
-    want = module(x)
-    for effective in (weight.float(), weight.float() + 1):
-        exact = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-        if close((exact * effective).to(want.dtype), want):
-            return Norm(effective.contiguous(), eps)
-    raise UnknownStructure(f"{type(module).__name__} is not a root mean square norm")
+    return Norm((weight + form.plus_one).contiguous(), form.eps)
 
 
 def _activation(mlp: nn.Module) -> str:

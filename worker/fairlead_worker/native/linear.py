@@ -66,6 +66,14 @@ class NativeLinear(nn.Module):
         """Return the same sums, not rounded, in float32."""
         return self._compute(inputs, torch.float32)
 
+    def widen(self, begin: int, end: int) -> torch.Tensor:
+        """Return the weights that the packed form stands for, of outputs `begin` to `end`: [end - begin, in_features] float32."""
+        if not 0 <= begin <= end <= self.out_features:
+            raise IndexError(f"outputs {begin} to {end} of {self.out_features}")
+        weights = torch.empty(end - begin, self.in_features)
+        library().fairlead_unpack(torch.get_num_threads(), ctypes.byref(self.native), begin, end, weights.data_ptr())
+        return weights
+
     def _compute(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if inputs.dtype != self.dtype or inputs.shape[-1] != self.in_features:
             raise RuntimeError(f"{self} got {inputs.dtype} {list(inputs.shape)}")
@@ -101,6 +109,8 @@ def library() -> NativeLibrary:
     found.fairlead_packed_bytes.restype = i64
     found.fairlead_pack.argtypes = [i32, i32, i32, address, i64, i64, i64, i64, address, address]
     found.fairlead_pack.restype = None
+    found.fairlead_unpack.argtypes = [i32, ctypes.POINTER(Linear), i64, i64, address]
+    found.fairlead_unpack.restype = None
     found.fairlead_linear.argtypes = [i32, ctypes.POINTER(Linear), address, i64, i64, address, i64, i32]
     found.fairlead_linear.restype = None
     return found

@@ -15,8 +15,10 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.trial import TRIAL
 from fairlead_worker.model.loader import PROJECTIONS
 from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.trial_text import Reference, TrialText
 
 LIMIT = 4096
+TEXT = TrialText.random(64)
 ROUNDS = 5
 DENSE = tuple(kind for kind in KINDS if kind not in ("experts", "sums"))
 """Kinds of a model without experts on one GPU."""
@@ -34,8 +36,8 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
         model = build(device)
         layers = probe_layers(model)
         if PROJECTIONS in wanted:
-            fuse_projections(model)
-        made = fuse_layers(model, kernels, layers, LIMIT, wanted) if len(wanted) > 1 else ()
+            fuse_projections(model, layers, Reference.compute(model, layers, TEXT))
+        made = fuse_layers(model, kernels, layers, LIMIT, TEXT, wanted) if len(wanted) > 1 else ()
         yield {"what": f"fused: {', '.join(wanted) or 'nothing'}", "ok": set(made) == set(wanted) - {PROJECTIONS}}
         variants[wanted[-1] if wanted else "nothing"] = model
     rates = rates_of(device)
@@ -71,7 +73,7 @@ def _experts(device: Device, kernels: Any, rates: Rates) -> Iterator[dict[str, A
     sizes = (1, 16, 256, 2048) if not device.tiny else (1, 8)
     before = {tokens: device.seconds(run(model, tokens), 5) for tokens in sizes}
     works = {tokens: pass_work(model, tokens) for tokens in sizes}
-    made = fuse_layers(model, kernels, probe_layers(model), LIMIT, ("experts",))
+    made = fuse_layers(model, kernels, probe_layers(model), LIMIT, TEXT, ("experts",))
     yield {"what": "fused: experts", "ok": made == ("experts",)}
     for tokens in sizes:
         now, alone = device.seconds(run(model, tokens), 5), device.kernel_seconds([run(model, tokens)], 5)

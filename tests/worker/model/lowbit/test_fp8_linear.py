@@ -8,13 +8,14 @@ import pytest
 import torch
 from bench.gpu import interpreter
 from tests.worker.model.checkpoints import KEPT, save_quantized
+from tests.worker.model.fusing import TEXT, refusals, stack_projections, trial_exactly
 from tests.worker.model.lowbit.reference import ReferenceRounder
 from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model import fp8_layers
 from fairlead_worker.model.fixed_rows import fix_rows
-from fairlead_worker.model.fuse import Stack, fuse_projections
+from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.trial import trial
@@ -22,7 +23,7 @@ from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import choose
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, keep_fp8, widened
 from fairlead_worker.model.lowbit.rows import GROUP, TorchRounder, dequantized
-from fairlead_worker.model.probe import difference, probe_layers, trial_logits
+from fairlead_worker.model.probe import probe_layers, trial_logits
 from fairlead_worker.sharding.group import Summed
 
 LIMIT = 200
@@ -141,21 +142,21 @@ def test_layers_of_torchao_are_taken_over_and_stacked(model: PreTrainedModel) ->
     assert keep_fp8(model, torch.bfloat16, lambda _: TorchRounder()) == 14 and count(model, Fp8Linear) == 14
     after = trial_logits(model)
     assert (after - before).norm() <= 0.15 * before.norm(), "torchao rounds its scales to bfloat16"
-    assert fuse_projections(model) == 4 and count(model, Stack) == 4 and count(model, Fp8Linear) == 8
+    assert stack_projections(model) == 4 and count(model, Stack) == 4 and count(model, Fp8Linear) == 8
     assert (trial_logits(model) - after).norm() <= 0.02 * after.norm()
 
 
 def test_norms_and_activations_round_what_is_multiplied(model: PreTrainedModel) -> None:
     rounder = ReferenceRounder()
     keep_fp8(model, torch.bfloat16, lambda _: rounder)
-    fuse_projections(model)
-    layers, before = probe_layers(model), trial(model, LIMIT)
+    stack_projections(model)
+    layers, before, exact = probe_layers(model), trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT)
     names = [name for name in vars(Library) if not name.startswith("_")]
     library = cast(Library, SimpleNamespace(**{name: getattr(interpreter, name) for name in names}))
-    assert fuse_layers(model, library, layers, LIMIT, KINDS) == ("norm", "residual", "activation"), "heads of 16 have no kernel"
+    assert fuse_layers(model, library, layers, LIMIT, TEXT, KINDS) == ("norm", "residual", "activation"), "heads of 16 have no kernel"
     rounder.calls.clear()
-    after = trial(model, LIMIT)
-    assert difference(after, before) <= 0.1
+    after = trial(model, LIMIT, TEXT)
+    assert not refusals(after, before, exact)
     # The first norm follows no sum, the last one precedes the head; the inputs of o_proj are rounded alone.
     assert rounder.calls == {"add_norm": 3, "silu_and_mul": 2, "round": 3}
 
@@ -164,18 +165,18 @@ def test_a_hook_reads_what_was_not_rounded(model: PreTrainedModel) -> None:
     """An adapter of the last projection multiplies its inputs."""
     rounder = ReferenceRounder()
     keep_fp8(model, torch.bfloat16, lambda _: rounder)
-    fuse_projections(model)
+    stack_projections(model)
     names = [name for name in vars(Library) if not name.startswith("_")]
     library = cast(Library, SimpleNamespace(**{name: getattr(interpreter, name) for name in names}))
-    fuse_layers(model, library, probe_layers(model), LIMIT)
+    fuse_layers(model, library, probe_layers(model), LIMIT, TEXT)
     seen: list[Any] = []
     down = model.get_submodule("model.layers.0.mlp.down_proj")
     handle = down.register_forward_hook(lambda _, inputs, answer: seen.append(inputs[0].dtype))
-    trial(model, LIMIT)
+    trial(model, LIMIT, TEXT)
     assert seen == [torch.bfloat16]
     handle.remove()
     assert fix_rows(model) >= 8
-    trial(model, LIMIT)
+    trial(model, LIMIT, TEXT)
 
 
 def test_without_triton_torch_rounds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

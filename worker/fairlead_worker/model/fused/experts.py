@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.exact import widened
+from fairlead_worker.model.fuse import sample_input
 from fairlead_worker.model.fused.gated import activation_of
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
@@ -70,6 +72,8 @@ def _patch(module: nn.Module, library: Library) -> Patch:
     choices = min(2, experts)
     index = torch.arange(len(inputs) * choices, device=up.device).view(-1, choices) * 7 % experts
     weights = torch.full(index.shape, 1 / choices, dtype=inputs.dtype, device=up.device)
-    if not close(forward(inputs, index, weights), module(inputs, index, weights)):
-        raise Unfused(f"{name} gives other numbers")
+    with widened(module):
+        exact = module(inputs.float(), index, weights.float())
+    if refusal := find_refusal(forward(inputs, index, weights), module(inputs, index, weights), exact):
+        raise Unfused(f"{name}: {refusal}")
     return Patch(module, forward)

@@ -1,7 +1,7 @@
 """Fusion of small layer operations on a GPU, in place: operations are recognised by structure and compared with the original model.
 
-Each kind is verified part by part on random inputs (within `model.fuse.TOLERANCE`), then in the whole model (`probe.PASS_TOLERANCE`). A
-kind that fails is undone, with a warning that gives the reason.
+Each kind is tried part by part on random inputs, then in the whole model on tokens of a text, by the rule of `model.acceptance`. A kind
+that fails is undone, with a warning that gives the reason.
 """
 
 import logging
@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.fuse import pass_tolerance
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.exact import widened
 from fairlead_worker.model.fused.experts import expert_patches, has_experts
 from fairlead_worker.model.fused.gated import gated_patches
 from fairlead_worker.model.fused.library import DTYPES, Library
@@ -20,7 +21,7 @@ from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.fused.rope import rope_patches
 from fairlead_worker.model.fused.sums import group_of, is_sharded, sum_patches
 from fairlead_worker.model.fused.trial import trial
-from fairlead_worker.model.probe import difference
+from fairlead_worker.model.trial_text import TrialText
 from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,14 @@ KINDS = ("norm", "residual", "sums", "activation", "experts", "rope")
 
 
 def fuse_layers(
-    model: PreTrainedModel, library: Library, layers: tuple[LayerSpec, ...], limit: int, kinds: tuple[str, ...] = KINDS
+    model: PreTrainedModel,
+    library: Library,
+    layers: tuple[LayerSpec, ...],
+    limit: int,
+    text: TrialText,
+    kinds: tuple[str, ...] = KINDS,
 ) -> tuple[str, ...]:
-    """Fuse those of `kinds` that can be in `model`; return which were. limit: positions of the longest request.
+    """Fuse those of `kinds` that can be in `model`; return which were. limit: positions of the longest request. text: what is tried.
 
     `residual` needs `norm`, `sums` needs `residual`, and `activation` needs stacked projections (`fuse_projections`). The ranks of a
     sharded model call this together, and all of them fuse a kind or none does.
@@ -50,8 +56,13 @@ def fuse_layers(
     }
     applies = {"experts": has_experts, "sums": is_sharded}
     group = group_of(model)
-    before = trial(model, limit)
-    tolerance = pass_tolerance(model)
+    before = trial(model, limit, text)
+    try:
+        with widened(model):
+            exact = trial(model, limit, text)
+    except Exception as error:  # whatever a family's own code raises
+        logger.warning("%s: no layers are fused: it does not run in float32: %s", name, _shown(error))
+        return ()
     made: dict[str, int] = {}
     for kind in (kind for kind in KINDS if kind in kinds and (kind not in applies or applies[kind](model))):
         patches: list[Patch] = []
@@ -62,12 +73,12 @@ def fuse_layers(
                     patch.apply()
                     patches.append(patch)  # noqa: B023
                 if group is not None:
-                    trial(model, limit)
+                    trial(model, limit, text)
 
         def compare() -> None:
-            worst = difference(trial(model, limit), before)
-            if not worst <= tolerance:
-                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {tolerance:.0e}")
+            for numbers in zip(trial(model, limit, text), before, exact, strict=True):
+                if refusal := find_refusal(*numbers):
+                    raise Unfused(refusal)
 
         if reason := _failure(apply, group) or _failure(compare, group):
             logger.warning("%s: %s stays unfused: %s", name, kind, reason)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import Slice, Stack, close, sample_for, tolerance_of
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.exact import widened
+from fairlead_worker.model.fuse import Slice, Stack, sample_for
 from fairlead_worker.model.fused.library import Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
@@ -84,8 +86,10 @@ def _patch(mlp: nn.Module, library: Library) -> Patch:
     rounded = partial(last.rounder.gated, activation=name) if isinstance(last, Fp8Linear) and last.rounder.fuses else None
     forward = Gated(projections, linear, activate, down, rounded)
     inputs = sample_for(linear)
-    if not close(forward(inputs), mlp(inputs), tolerance_of(mlp)):
-        raise Unfused(f"{type(mlp).__name__} gives other numbers")
+    with widened(mlp):
+        exact = mlp(inputs.float())
+    if refusal := find_refusal(forward(inputs), mlp(inputs), exact):
+        raise Unfused(f"{type(mlp).__name__}: {refusal}")
     return Patch(mlp, forward)
 
 

@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.exact import widened
+from fairlead_worker.model.fuse import sample_input
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.model.lowbit.rows import Rounder, attach
+from fairlead_worker.model.norm import read_norm
 from fairlead_worker.model.structure import LAYOUTS
 
 
@@ -113,28 +116,21 @@ def norm_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
 
 
 def _maybe(module: nn.Module) -> bool:
-    weight, eps = getattr(module, "weight", None), _eps(module)
-    return isinstance(weight, torch.Tensor) and weight.dim() == 1 and weight.dtype in DTYPES and isinstance(eps, float)
-
-
-def _eps(module: nn.Module) -> Any:
-    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 1 and weight.dtype in DTYPES
 
 
 @torch.inference_mode()
 def rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
-    """Return the RMS norm that `module` computes; None if it is not one."""
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    if getattr(module, "bias", None) is not None:
+    """Return the RMS norm that `module` computes; None if it is not one, or the kernel is farther from float32 than the module."""
+    form = read_norm(module)
+    if form is None:
         return None
-    inputs = sample_input(len(weight), weight) * 3
-    want = module(inputs)
-    for plus_one in (False, True):
-        norm = RmsNorm(library, weight.detach(), float(_eps(module)), plus_one)
-        if close(norm(inputs), want):
-            return norm
-    return None
+    weight = module.get_parameter("weight").detach()
+    norm, inputs = RmsNorm(library, weight, form.eps, form.plus_one), sample_input(len(weight), weight) * 3
+    with widened(module):
+        exact = module(inputs.float())
+    return None if find_refusal(norm(inputs), module(inputs), exact) else norm
 
 
 def residual_patches(model: PreTrainedModel) -> list[Patch]:

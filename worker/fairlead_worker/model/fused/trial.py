@@ -6,6 +6,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from fairlead_worker.model.attention import ATTENTION
+from fairlead_worker.model.trial_text import TrialText
 
 TRIAL = "fairlead-trial"
 
@@ -22,15 +23,15 @@ AttentionInterface.register(TRIAL, _attend)
 
 
 @torch.inference_mode()
-def trial(model: PreTrainedModel, limit: int) -> list[torch.Tensor]:
-    """Return logits [5, vocabulary], then queries and keys [5, heads * dim] of each layer, at the first positions and the last below
-    `limit`.
+def trial(model: PreTrainedModel, limit: int, text: TrialText) -> list[torch.Tensor]:
+    """Return logits [5, vocabulary], then queries and keys [5, heads * dim] of each layer, for the first tokens of a text at the first
+    positions and the last below `limit`.
 
     Leaves the model set to the paged attention function.
     """
     model.set_attn_implementation(TRIAL)
     try:
-        tokens = torch.arange(5, device=model.device)[None]
+        tokens = text.tokens[0][:5].to(model.device)[None]
         positions = torch.tensor([[0, 1, 2, 3, limit - 1]], device=model.device)
         kept: list[torch.Tensor] = []
         logits = model(input_ids=tokens, position_ids=positions, use_cache=False, step=kept).logits[0]

@@ -5,7 +5,8 @@ from functools import cache
 
 import torch
 
-from fairlead_worker.model.lowbit.experts import PlainProduct, Product, Scales, draw_weights, find_route
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.lowbit.experts import PlainProduct, Product, Scales, draw_weights, find_route, multiply_exactly
 from fairlead_worker.model.lowbit.rows import GROUP, Rounder, TorchRounder, dequantized
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,8 @@ def choose_rounder(device: torch.device, blocks: bool = False) -> Rounder:
 
         made = TritonRounder(blocks)
         inputs = torch.linspace(-3, 3, 5 * 256, device=device, dtype=torch.bfloat16).view(5, 256)
-        off = (dequantized(made.round(inputs)) - dequantized(plain.round(inputs))).abs().max().item()
-        if not off <= 0.25:  # a step of float8 at 3
-            raise RuntimeError(f"its numbers are {off} off")
+        if refusal := find_refusal(dequantized(made.round(inputs)), dequantized(plain.round(inputs)), inputs.float()):
+            raise RuntimeError(refusal)
     except Exception as error:  # Triton raises its own kinds; it also needs a C compiler, or a driver that was compiled before
         logger.warning("torch rounds activations to float8, in four kernels each: Triton's do not run: %s: %s", type(error).__name__, error)
         return plain
@@ -37,10 +37,6 @@ def load_triton_product() -> Product:
     return TritonProduct()
 
 
-OFF = 0.02
-"""How far a product may be from one in float32, over its norm: sums of float8 have 14 bits on compute capability 9.0."""
-
-
 def find_problem(device: torch.device, scales: Scales, rounds: bool, experts: int) -> str:
     """Return why `device` does not multiply such weights right; empty if it does. Also compiles the kernel's variants for `experts`."""
     drawn = torch.Generator().manual_seed(6)
@@ -53,10 +49,10 @@ def find_problem(device: torch.device, scales: Scales, rounds: bool, experts: in
             inputs = torch.randn(tokens, 3 * GROUP, generator=drawn).to(torch.bfloat16).to(device)
             route = find_route(torch.randint(experts, (tokens, 2), generator=drawn).to(device), numbers)
             given = inputs if rows is None else rows.round(inputs)
-            got, want = (each.multiply(given, weights, route, 2).float() for each in (product, PlainProduct()))
-            off = ((got - want).norm() / want.norm()).item()
-            if not off <= OFF:
-                return f"products of {tokens} tokens are {off:.1%} off"
+            got, plain = (each.multiply(given, weights, route, 2) for each in (product, PlainProduct()))
+            exact = multiply_exactly(inputs.float(), weights, route, 2)
+            if refusal := find_refusal(got, plain, exact):
+                return f"products of {tokens} tokens: {refusal}"
     except Exception as error:  # Triton raises its own kinds; it also needs a C compiler, or a driver that was compiled before
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no reason given'}"
     return ""

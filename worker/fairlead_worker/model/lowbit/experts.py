@@ -128,13 +128,19 @@ class PlainProduct:
 
     def multiply(self, inputs: torch.Tensor | Rounded, weights: ExpertWeights, route: Route, each: int) -> torch.Tensor:
         rows = dequantized(inputs) if isinstance(inputs, Rounded) else inputs.float()
-        out = torch.empty(len(route.order), weights.values.shape[1], dtype=torch.bfloat16, device=rows.device)
-        begin = 0
-        for weight, end in zip(weights.numbers(), route.ends.tolist(), strict=True):
-            pairs = route.order[begin:end]
-            out[pairs] = (rows[pairs // each] @ weight.T).to(out.dtype)
-            begin = end
-        return out
+        return multiply_exactly(rows, weights, route, each).bfloat16()
+
+
+def multiply_exactly(rows: torch.Tensor, weights: ExpertWeights, route: Route, each: int) -> torch.Tensor:
+    """Return `Product.multiply` of float32 rows in float32. Only the weights of experts that some row needs are widened."""
+    out = rows.new_empty(len(route.order), weights.values.shape[1])
+    begin = 0
+    for expert, end in enumerate(route.ends.tolist()):
+        if end > begin:
+            pairs, one = route.order[begin:end], slice(expert, expert + 1)
+            out[pairs] = rows[pairs // each] @ ExpertWeights(weights.values[one], weights.scale[one], weights.scales).numbers()[0].T
+        begin = end
+    return out
 
 
 def draw_weights(experts: int, outputs: int, inputs: int, scales: Scales, drawn: torch.Generator, device: torch.device) -> ExpertWeights:
