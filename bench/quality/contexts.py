@@ -91,7 +91,8 @@ def from_host(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
     with watch(engine, seen):
         (output,) = serve(engine, prompt)
     host = engine.scheduler.load().host
-    assert host is not None and host.cached_tokens >= half - 16 and output.cached_tokens >= half - 16
+    assert output.cached_tokens >= half - 16
+    assert host is not None and host.cached_tokens > half - 64, "all but the first pages, for which the other prompt leaves room"
     return seen.logprobs
 
 

@@ -74,7 +74,7 @@ class Model:
                 del engine
                 gc.collect()  # the next model needs the memory
             except ModelLoadError as error:
-                self._show(setting.name, {"skipped": str(error)})
+                self._show(setting.name, {"skipped": error.cause.replace(error.uri, Path(error.uri).name)})
 
     def _add(self, name: str, run: Callable[[Callable[[torch.Tensor], None]], Scores], path: str) -> None:
         divergence: Divergence = self._distributions.compare()
@@ -90,7 +90,7 @@ class Model:
 
 def measure(name: str, options: Namespace) -> Row:
     print(f"\n{name:24}", *(f"{column:>10}" for column in COLUMNS), "", "path", flush=True)
-    model = Model(name, options.text.read_text(encoding="utf-8"))
+    model = Model(name, (options.text or TEXT).read_text(encoding="utf-8"))
     if options.setting in PLAIN_BFLOAT16:
         model.add_plain()
     model.add(options.setting)
@@ -101,7 +101,7 @@ def main() -> None:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--setting", default="", metavar="PART", help="only settings whose name contains PART")
-    parser.add_argument("--text", type=Path, default=TEXT, metavar="FILE", help="another text, in UTF-8 (default: bench/quality/text.txt)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="another text, in UTF-8 (default: bench/quality/text.txt)")
     parser.add_argument("--contexts", action="store_true", help="only SmolLM2 by position in a long context, computed in several ways")
     options = parser.parse_args()
     transformers_logging.disable_progress_bar()
@@ -109,4 +109,7 @@ def main() -> None:
     if options.contexts:
         write_report(__name__, options, compare_ways())
         return
-    write_report(__name__, options, {name: measure(name, options) for name in options.models})
+    results: Row = {}
+    for name in options.models:
+        results[name] = measure(name, options)
+        write_report(__name__, options, results)

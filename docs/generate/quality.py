@@ -33,7 +33,7 @@ Distance
     the NLL.
 
 Divergence
-:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats, as llama.cpp's `--kl-divergence` has it.
+:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's perplexity tool reports it too.
 
 Agreement
 :   The share of positions whose likeliest token is the reference's: greedy decoding goes the same way there.
@@ -97,7 +97,10 @@ FORMS = {"change": "+.4f", "distance": ".4f", "divergence": ".4f"}
 def _contexts(results: Mapping[str, Any]) -> str:
     header = ("Way", "1st quarter", "2nd", "3rd", "4th", "Distance", "Differ")
     ways = {name: way for name, way in results.items() if isinstance(way, dict)}
-    rows = [(name, *(f"{nll:.4f}" if nll == nll else "" for nll in way["nll"]), f"{way['distance']:.4f}", way["differ"]) for name, way in ways.items()]
+    rows = [
+        (name, *(f"{nll:.4f}" if nll == nll else "" for nll in way["nll"]), f"{way['distance']:.4f}", way["differ"])
+        for name, way in ways.items()
+    ]
     text = CONTEXTS.format(title=TITLES["smollm2"], dtype=results["dtype"], tokens=results["tokens"])
     return text + _table(header, rows)
 
