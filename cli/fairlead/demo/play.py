@@ -10,6 +10,7 @@ from fairlead.bench.client import complete
 from fairlead.demo.conversations import Conversation
 
 REPLY_TOKENS = 24
+"""Most tokens of an answer. SmolLM2's answers end by themselves before."""
 PAUSE_SECONDS = 0.3
 """Time between an answer and the next question, in which a user would read."""
 
@@ -18,7 +19,10 @@ USABLE_CHECK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer. `predicted`: cached tokens that the router predicted (None: it did not read the index); `ttft` in seconds."""
+    """One answer. `predicted`: cached tokens that the router predicted (None: it did not read the index); `ttft` in seconds.
+
+    `is_whole`: the answer ended by itself.
+    """
 
     conversation: str
     number: int
@@ -27,6 +31,9 @@ class Turn:
     predicted: int | None
     cached: int
     ttft: float
+    question: str
+    answer: str
+    is_whole: bool
 
     @property
     def cached_share(self) -> float:
@@ -79,15 +86,27 @@ async def _play_one(
             "messages": messages,
             "max_tokens": REPLY_TOKENS,
             "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if conversation.cache_salt:
+            body["cache_salt"] = conversation.cache_salt
         answer = await complete(session, f"{base_url}/v1/chat/completions", body, 0)
         if answer.error:
             raise TurnFailed(f"{conversation.name}, turn {number}: {answer.error}")
         messages.append({"role": "assistant", "content": answer.text})
-        turn = Turn(conversation.name, number, answer.pod, answer.prompt_len, answer.predicted_tokens, answer.cached_tokens, answer.ttft)
+        turn = Turn(
+            conversation.name,
+            number,
+            answer.pod,
+            answer.prompt_len,
+            answer.predicted_tokens,
+            answer.cached_tokens,
+            answer.ttft,
+            question,
+            answer.text,
+            is_whole=answer.output_tokens < REPLY_TOKENS,
+        )
         on_turn(turn)
         turns.append(turn)
         await asyncio.sleep(PAUSE_SECONDS)

@@ -184,7 +184,8 @@ def test_rounded_weights_are_refused_where_they_cannot_be(quantization: str, mon
 def test_a_model_is_loaded_with_rounded_weights(quantization: str, tmp_path: Path) -> None:
     build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     model = loader.load_model(str(tmp_path), quantization=quantization).model
-    assert model.lm_head.quantization == quantization
+    assert model.model.layers[0].self_attn.o_proj.quantization == quantization
+    assert model.lm_head.quantization == "int8"
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")

@@ -33,7 +33,7 @@ class Stack(nn.Module):
     def __init__(self, parts: list[nn.Linear] | list[LowBitLinear]) -> None:
         super().__init__()
         first = parts[0]
-        self.linear: nn.Module = first.stacked(parts[1:]) if isinstance(first, LowBitLinear) else _stacked(parts)
+        self.linear: nn.Module = _stacked(parts) if isinstance(first, nn.Linear) else first.stacked(parts[1:])
         self.sizes = [p.out_features for p in parts]
         self._input: torch.Tensor | None = None
         self._answers: list[torch.Tensor | None] = []

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.ipc.messages import Pooling
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.adapters import register_adapter
+from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
@@ -26,6 +26,7 @@ from fairlead_worker.model.expert_checkpoint import KeptExperts, keep_experts
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections, rounds_inputs
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
+from fairlead_worker.model.gguf import find_gguf, read_gguf_model
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
 from fairlead_worker.model.lowbit.choose import choose_rounder
@@ -153,7 +154,10 @@ def load_model(
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
-    files = _check_weights(uri, folder)
+    blocks, in_blocks = find_gguf(folder), False
+    if blocks is not None:
+        _check_gguf(uri, quantization, ranks)
+    files = [] if blocks is not None else _check_weights(uri, folder)
     named: dict[str, Any] = {}
     keeps, experts, packed = False, None, None
     if stored:
@@ -177,9 +181,13 @@ def load_model(
         del config.quantization_config  # transformers would ask for its own modules
         given = {}
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(
-        uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
-    )
+    if blocks is not None:
+        generates = True
+        model, in_blocks = read_gguf_model(uri, blocks, config, torch_dtype, torch.device(device), progress)
+    else:
+        model, generates = _read_weights(
+            uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
+        )
     if packed is not None:
         take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
@@ -205,7 +213,9 @@ def load_model(
     except Exception as error:  # whatever a family's own code raises
         raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
     fuse_activations(model)
-    if model.device.type == "cpu":
+    if in_blocks:
+        logger.info("linear layers stay in the blocks of %s", blocks)
+    elif model.device.type == "cpu":
         fuse_projections(model, layers, reference)
         pack_linears(model, native_quantization)
         if native_quantization != "none":
@@ -233,7 +243,7 @@ def load_model(
         generates=generates,
         quantization=native_quantization,
         reference=reference,
-        rounds_inputs=native_quantization != "none" or rounds_inputs(model),
+        rounds_inputs=in_blocks or native_quantization != "none" or rounds_inputs(model),
         fused=fused,
         kv_scales=kv_scales,
     )
@@ -261,8 +271,7 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
     except PluginError as error:
         raise ModelLoadError(uri, str(error)) from error
     if not known:
-        missing = f"transformers has no causal LM for model_type {kind!r}, and no installed package registers one"
-        raise ModelLoadError(uri, f"unsupported architecture: {missing}")
+        raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -279,6 +288,14 @@ def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch
         raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, which does not load here: {reason}; leave it out")
     if dtype not in DTYPES:
         raise ModelLoadError(uri, f"{wanted} needs --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
+
+
+def _check_gguf(uri: str, quantization: str, ranks: int) -> None:
+    """Check the settings that need a checkpoint in safetensors. Raises ModelLoadError."""
+    if quantization != "none":
+        raise ModelLoadError(uri, f"its weights are quantized in the GGUF file, so --quantization {quantization} is refused; leave it out")
+    if ranks > 1:
+        raise ModelLoadError(uri, f"a GGUF file cannot be divided (--tensor-parallel-size {ranks}); serve the model's safetensors")
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:

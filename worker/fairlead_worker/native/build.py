@@ -32,7 +32,7 @@ MACHINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Flags of each level, the lowest first. `amx` is `avx512_bf16` with the products of `amx.c`."""
 LEVELS = MACHINES.get(platform.machine(), {})
-VECTORS = ("attention", "decoder", "elementwise", "gemm", "tile")
+VECTORS = ("attention", "decoder", "elementwise", "gemm", "pack", "round", "tile", "tile_blocks")
 """Sources that are compiled for each level; the others gain nothing from vectors."""
 X86_ALONE = ("amx",)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -11,10 +12,16 @@ from fairlead_worker.native.memory import Arena, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
-ROUNDED = {"int8": 2, "int4": 3}
+ROUNDED = {"int8": 2, "int4": 4}
 """As `Kind`, for quantized weights."""
 PANEL = 32
 """Outputs that are packed together."""
+
+
+class Panel(ctypes.Structure):
+    """`Panel` of native.h."""
+
+    _fields_ = [("weights", ctypes.c_void_p), ("kind", ctypes.c_int64)]
 
 
 class Linear(ctypes.Structure):
@@ -23,10 +30,10 @@ class Linear(ctypes.Structure):
     _fields_ = [
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
+        ("panels", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        ("weight_kind", ctypes.c_int32),
+        ("kinds", ctypes.c_int32),
         ("kind", ctypes.c_int32),
     ]
 
@@ -37,26 +44,36 @@ class NativeLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str = "none", arena: Arena | None = None) -> None:
         """weight [out_features, in_features] of any strides; bias [out_features].
 
-        quantization: none; int8: each output by its largest weight; int4: each 32 inputs of an output, as ggml's Q4_0 with a bfloat16
-        scale. arena: memory of the packed weight; None: its own. Raises KeyError for another dtype.
+        quantization: none; int8: each output by its largest weight; int4: each 32 inputs of an output, as ggml's Q4_1, times a power of two
+        for the output. arena: memory of the packed weight; None: its own. Raises KeyError for another dtype.
         """
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.dtype, self.quantization = weight.dtype, quantization
-        kind = KINDS[weight.dtype]
-        packed = ROUNDED.get(quantization, kind)
+        packed = ROUNDED.get(quantization, KINDS[weight.dtype])
         size = packed_bytes(weight.shape, weight.dtype, quantization)
+        memory = (arena or Arena(room(size))).take(size)
+        scales = None if quantization == "none" else torch.empty(len(weight))
+        fill_panels(memory, packed, weight.detach(), scales)
+        self._describe(weight.shape, weight.dtype, quantization, [memory], panel_table(memory, packed, len(weight)), scales, bias)
+
+    def _describe(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        quantization: str,
+        memory: Sequence[torch.Tensor],
+        panels: torch.Tensor,
+        scales: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> None:
+        """Keep the packed weight [out_features, in_features]. panels: [panels, 2] int64, each a `Panel`, in `memory`."""
+        self.out_features, self.in_features = shape
+        self.dtype, self.quantization = dtype, quantization
         # Not parameters: only the library understands them.
-        self.weights = (arena or Arena(room(size))).take(size)
-        self.scales = torch.empty(self.out_features) if quantization == "int8" else None
-        self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
-        weight = weight.detach()
-        library().fairlead_pack(
-            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(),
-            pointer(self.weights), _address(self.scales),
-        )  # fmt: skip
+        self.memory, self.panels, self.scales = memory, panels, scales
+        self.bias = None if bias is None else bias.detach().to(dtype).contiguous()
+        kinds = sum(1 << kind for kind in set(panels[:, 1].tolist()))
         self.native = Linear(
-            self.in_features, self.out_features, self.weights.data_ptr(), _address(self.scales), _address(self.bias), packed, kind
+            self.in_features, self.out_features, panels.data_ptr(), _address(scales), _address(self.bias), kinds, KINDS[dtype]
         )  # fmt: skip
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -96,6 +113,21 @@ def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantization: str = "non
     return size
 
 
+def fill_panels(packed: torch.Tensor, kind: int, weight: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+    """Pack `weight` [outputs, inputs], float32 or bfloat16 of any strides, as panels of `kind`. scales [outputs]: filled if rounded."""
+    library().fairlead_pack(
+        torch.get_num_threads(), KINDS[weight.dtype], kind, pointer(weight), *weight.shape, *weight.stride(),
+        pointer(packed), _address(scales),
+    )  # fmt: skip
+
+
+def panel_table(packed: torch.Tensor, kind: int, outputs: int) -> torch.Tensor:
+    """Return the panels that `packed` consists of, [panels, 2] int64: each a `Panel`."""
+    panels = -(-outputs // PANEL)
+    at = packed.data_ptr() + torch.arange(panels) * (len(packed) // max(panels, 1))
+    return torch.stack((at, torch.full_like(at, kind)), 1)
+
+
 @functools.cache
 def library() -> NativeLibrary:
     """Return the library with the argument types of this module's functions. Raises RuntimeError without a library: check `native()`
@@ -109,6 +141,12 @@ def library() -> NativeLibrary:
     found.fairlead_packed_bytes.restype = i64
     found.fairlead_pack.argtypes = [i32, i32, i32, address, i64, i64, i64, i64, address, address]
     found.fairlead_pack.restype = None
+    found.fairlead_row_bytes.argtypes = [i32, i64]
+    found.fairlead_row_bytes.restype = i64
+    found.fairlead_pack_blocks.argtypes = [i32, i32, address, i64, i64, i64, address]
+    found.fairlead_pack_blocks.restype = None
+    found.fairlead_widen_blocks.argtypes = [i32, i32, address, i64, i64, address]
+    found.fairlead_widen_blocks.restype = None
     found.fairlead_unpack.argtypes = [i32, ctypes.POINTER(Linear), i64, i64, address]
     found.fairlead_unpack.restype = None
     found.fairlead_linear.argtypes = [i32, ctypes.POINTER(Linear), address, i64, i64, address, i64, i32]

@@ -1,5 +1,6 @@
 #include "decoder.h"
 
+#include "blocks.h"
 #include "simd.h"
 
 static const Norm NONE = {0};
@@ -32,7 +33,7 @@ static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, co
 static Linear part_of(const Linear *layer, int64_t begin, int64_t end) {
     Linear part = *layer;
     part.outputs = end - begin;
-    part.weights = (const char *)layer->weights + fairlead_packed_bytes(layer->weight_kind, begin, layer->inputs);
+    part.panels += begin / PANEL;
     part.scales = layer->scales ? layer->scales + begin : NULL;
     part.bias = layer->bias ? (const char *)layer->bias + begin * bytes(layer->kind) : NULL;
     return part;

@@ -18,13 +18,30 @@ enum {
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Bytes of each row that a step takes. */
-static int64_t x_bytes(int32_t kind) { return kind == INT4 ? (int64_t)sizeof(Group) : 4 * factor_size(kind); }
+static int64_t x_bytes(int32_t kind) { return is_block(kind) ? (int64_t)sizeof(Group) * step_groups(kind) : 4 * factor_size(kind); }
+
+/* The forms of x that panels are multiplied by: the caller's, converted to floats, rounded to int16 for INT8, or `Group`s for blocks. */
+enum { GIVEN, FLOATS, INT16, GROUPS, FORMS };
+
+static int form_of(int32_t weights, int32_t activations) {
+    if (weights == INT8 || is_block(weights))
+        return weights == INT8 ? INT16 : GROUPS;
+    return weights == activations && (weights == FLOAT32 || PRODUCTS) ? GIVEN : FLOATS;
+}
+
+typedef struct {
+    const char *x; /* rows `stride` bytes apart */
+    int64_t stride;
+    const float *scales; /* [rows][runs], INT16 only */
+} Form;
 
 typedef struct {
     const Linear *layer;
-    const char *x; /* rows x_stride bytes apart; int16 for INT8, `Group`s for INT4 */
+    Form forms[FORMS]; /* without a stride: no panel needs it */
+    int32_t kind; /* of the panel at hand; the next three are the form of x for it */
+    const char *x;
     int64_t x_stride;
-    const float *x_scales; /* [rows][runs], INT8 only */
+    const float *x_scales;
     int64_t rows, block, runs;
     char *y;
     int64_t y_stride;
@@ -104,7 +121,7 @@ static void widen_weights(const char *weights, int64_t steps, float *to) {
 static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t steps, const char *weights, const char *next, const char *y,
                 void *sums) {
     _Alignas(64) float wide[WIDENS ? STEPS * PANEL : 1];
-    int32_t kind = job->layer->weight_kind;
+    int32_t kind = job->kind;
     const int widens = WIDENS && factor_size(kind) > 1;
     const int64_t most = widens && rows <= FEW ? 2 : TILE_ROWS, tiles = (rows + most - 1) / most;
     const int64_t share_of_next = steps * step_bytes(kind) / tiles;
@@ -136,30 +153,30 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
     }
 }
 
-/* Multiplies float or bfloat16 weights by the same, or int4 by groups of int8: sums over all inputs. Without products x is converted to
- * float, with a zero after an odd last input. */
+/* Multiplies float or bfloat16 weights by the same, or blocks by groups: sums over all inputs. Without products x is converted to float,
+ * with a zero after an odd last input. */
 static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
-    const int paired = layer->weight_kind == BFLOAT16 && PRODUCTS;
-    int64_t bytes = step_bytes(layer->weight_kind), begin = 0;
-    int64_t whole = paired ? layer->inputs / 2 : step_count(layer->weight_kind, layer->inputs);
+    const int paired = job->kind == BFLOAT16 && PRODUCTS;
+    int64_t bytes = step_bytes(job->kind), begin = 0;
+    int64_t whole = paired ? layer->inputs / 2 : step_count(job->kind, layer->inputs);
     if (paired && amx_ready()) { /* for any number of rows: their bits do not depend on it */
         begin = whole / AMX_STEPS * AMX_STEPS;
         if (begin)
             multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
     }
-    const int64_t most = STEPS * 4 * PANEL / bytes / factor_size(layer->weight_kind);
+    const int64_t most = STEPS * 4 * PANEL / bytes / factor_size(job->kind);
     for (int64_t step = begin; step < whole; step += most) {
         int64_t steps = smaller(most, whole - step);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
         run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, sums);
     }
-    if (whole == step_count(layer->weight_kind, layer->inputs))
+    if (whole == step_count(job->kind, layer->inputs))
         return;
     uint32_t last[ROWS]; /* an odd last input: its pair would reach beyond the row */
     for (int64_t r = 0; r < rows; r++)
         last[r] = *(const uint16_t *)(job->x + (row + r) * job->x_stride + 4 * whole);
-    Job tail = {.layer = layer, .x = (const char *)last, .x_stride = 4};
+    Job tail = {.layer = layer, .kind = BFLOAT16, .x = (const char *)last, .x_stride = 4};
     run(&tail, 0, rows, 0, 1, weights + whole * bytes, next, NULL, sums);
 }
 
@@ -181,12 +198,13 @@ static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char 
 
 /* [rows][PANEL] sums of one panel. The panel at `next` will be needed afterwards, and the outputs from `output` on (-1: none) written. */
 static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, int64_t next, int64_t output, float *sums) {
-    const Linear *layer = job->layer;
-    const int64_t size = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
-    const char *weights = layer->weights;
+    const Panel *now = job->layer->panels + panel;
+    const Form *form = &job->forms[form_of((int32_t)now->kind, job->layer->kind)];
+    Job own = *job;
+    own.kind = (int32_t)now->kind, own.x = form->x, own.x_stride = form->stride, own.x_scales = form->scales;
     memset(sums, 0, rows * PANEL * 4);
     const char *y = output < 0 ? NULL : job->y + output * bytes(job->y_kind);
-    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * size, weights + next * size, y, sums);
+    (own.kind == INT8 ? multiply_int8 : multiply)(&own, row, rows, now->weights, job->layer->panels[next].weights, y, sums);
 }
 
 /* The panel that a thread will probably need after item `i`, which is its `panel`. */
@@ -196,12 +214,12 @@ static int64_t panel_after(const Job *job, int64_t i, int64_t panel, int64_t pan
 
 /* Prefetches a share of the next block of rows for each panel of this one: other cores have written them. */
 static void fetch_rows(const Job *job, int64_t i, int64_t panel, int64_t panels) {
-    const int64_t row = (i / panels + 1) * job->block, size = smaller(job->block, job->rows - row) * job->x_stride;
-    if (size <= 0)
-        return;
-    const char *x = job->x + row * job->x_stride;
-    for (int64_t byte = size * panel / panels; byte < size * (panel + 1) / panels; byte += 64)
-        __builtin_prefetch(x + byte, 0, 2);
+    const int64_t row = (i / panels + 1) * job->block, rows = smaller(job->block, job->rows - row);
+    for (const Form *form = job->forms; rows > 0 && form < job->forms + FORMS; form++) {
+        const int64_t size = rows * form->stride;
+        for (int64_t byte = size * panel / panels; byte < size * (panel + 1) / panels; byte += 64)
+            __builtin_prefetch(form->x + row * form->stride + byte, 0, 2);
+    }
 }
 
 /* One panel, one block of rows. */
@@ -259,65 +277,79 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
 /* Quantizes one row to int8 in groups, each by its own largest value, as ggml's Q8_0. NaN and infinity make the row NaN. */
 static void group_row(int32_t kind, const char *x, int64_t inputs, Group *to) {
     for (int64_t start = 0; start < inputs; start += GROUP, to++) {
-        float values[GROUP];
-        int32_t sum = 0;
         Vec largest = splat(0), finite = splat(0); /* x - x is 0, or NaN where x is not finite; so is their sum */
         for (int64_t at = 0; at < GROUP; at += LANES) {
             const Vec value = load(kind, x, start + at, inputs);
-            store_floats(values + at, value);
             largest = larger(largest, magnitude(value));
             finite = add(finite, sub(value, value));
         }
         const int wrong = total(finite) != 0;
-        const float most = highest(largest), factor = most > FLT_MIN * 127 && !wrong ? 127 / most : 0; /* finite */
-        for (int64_t i = 0; i < GROUP; i++) {
-            to->x[i] = (int8_t)(wrong ? 0 : lrintf(values[i] * factor));
-            sum += to->x[i];
+        const float most = highest(largest);
+        const Vec factor = splat(most > FLT_MIN * 127 && !wrong ? 127 / most : 0); /* finite */
+        float sums[2] = {0, 0}; /* exact */
+        for (int64_t at = 0; at < GROUP; at += LANES) {
+            const Vec whole = wrong ? splat(0) : nearest(mul(load(kind, x, start + at, inputs), factor));
+            store_int8(to->x + at, whole);
+            sums[at / 16] += total(whole);
         }
         to->scale = wrong ? NAN : most / 127;
-        to->start = -8 * sum;
+        to->sums[0] = (int16_t)sums[0], to->sums[1] = (int16_t)sums[1];
     }
 }
 
-/* Converts one row of bfloat16 to `width` floats: zero after an odd last input. */
-static void widen_row(const char *x, int64_t inputs, int64_t width, float *to) {
+/* Converts one row to `width` floats: zero after an odd last input. */
+static void widen_row(int32_t kind, const char *x, int64_t inputs, int64_t width, float *to) {
     for (int64_t at = 0; at < width; at += LANES)
-        store_some(to + at, width - at, load(BFLOAT16, x, at, inputs));
+        store_some(to + at, width - at, load(kind, x, at, inputs));
 }
 
-static void compute(Member *member, Job job) {
-    const Linear *layer = job.layer;
-    const int64_t rows = job.rows;
-    const int is_int8 = layer->weight_kind == INT8, is_int4 = layer->weight_kind == INT4;
-    job.threads = member->team->threads;
-    if (!is_int8 && !is_int4 && (layer->weight_kind == FLOAT32 || PRODUCTS)) {
-        share_panels(member, &job);
-        return;
-    }
-    /* Each thread quantizes or converts all rows itself: that costs little beside the products, and saves a barrier. */
-    const int64_t steps = step_count(layer->weight_kind, layer->inputs), stride = steps * (is_int8 ? 4 : is_int4 ? x_bytes(INT4) : 8);
-    job.runs = is_int8 ? (steps + STEPS_INT8 - 1) / STEPS_INT8 : 0;
-    char *made = malloc((size_t)(rows * (stride + job.runs * 4) + 1));
-    float *scales = (float *)(made + rows * stride);
-    if (!made)
+/* Bytes of a row in a form that is made. */
+static int64_t form_bytes(int form, int64_t inputs) {
+    return form == GROUPS ? (inputs + GROUP - 1) / GROUP * (int64_t)sizeof(Group) : step_count(INT8, inputs) * (form == FLOATS ? 8 : 4);
+}
+
+/* Makes a form of all rows, in memory that the caller frees. */
+static Form made(const Job *job, int form) {
+    const Linear *layer = job->layer;
+    const Form given = job->forms[GIVEN];
+    const int64_t stride = form_bytes(form, layer->inputs), runs = form == INT16 ? job->runs : 0;
+    char *to = malloc((size_t)(job->rows * (stride + runs * 4) + 1));
+    if (!to)
         abort();
-    for (int64_t row = 0; row < rows; row++)
-        if (is_int8)
-            quantize(layer->kind, job.x + row * job.x_stride, layer->inputs, (int16_t *)(made + row * stride), scales + row * job.runs);
-        else if (is_int4)
-            group_row(layer->kind, job.x + row * job.x_stride, layer->inputs, (Group *)(made + row * stride));
+    float *scales = (float *)(to + job->rows * stride);
+    for (int64_t row = 0; row < job->rows; row++) {
+        const char *x = given.x + row * given.stride;
+        if (form == GROUPS)
+            group_row(layer->kind, x, layer->inputs, (Group *)(to + row * stride));
+        else if (form == INT16)
+            quantize(layer->kind, x, layer->inputs, (int16_t *)(to + row * stride), scales + row * runs);
         else
-            widen_row(job.x + row * job.x_stride, layer->inputs, 2 * steps, (float *)(made + row * stride));
-    job.x = made;
-    job.x_stride = stride;
-    job.x_scales = scales;
+            widen_row(layer->kind, x, layer->inputs, stride / 4, (float *)(to + row * stride));
+    }
+    return (Form){to, stride, scales};
+}
+
+/* Each thread makes the forms of all rows itself: that costs little beside the products, and saves a barrier. */
+static void compute(Member *member, Job job) {
+    int forms = 0;
+    for (int32_t kind = FLOAT32; kind <= Q6_K; kind++)
+        if (job.layer->kinds >> kind & 1)
+            forms |= 1 << form_of(kind, job.layer->kind);
+    job.threads = member->team->threads;
+    job.runs = (step_count(INT8, job.layer->inputs) + STEPS_INT8 - 1) / STEPS_INT8;
+    for (int form = FLOATS; form < FORMS; form++)
+        if (forms >> form & 1)
+            job.forms[form] = made(&job, form);
+    if (!(forms >> GIVEN & 1))
+        job.forms[GIVEN].stride = 0;
     share_panels(member, &job);
-    free(made);
+    for (int form = FLOATS; form < FORMS; form++)
+        free((char *)job.forms[form].x);
 }
 
 static Job job_of(const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
     return (Job){
-        .layer = layer, .x = x, .x_stride = x_stride * bytes(layer->kind), .rows = rows,
+        .layer = layer, .forms[GIVEN] = {x, x_stride * bytes(layer->kind), NULL}, .rows = rows,
         .y = y, .y_stride = y_stride, .y_kind = y_kind, .activation = PLAIN,
     };
 }

@@ -20,9 +20,11 @@
 #define gated AT_LEVEL(gated)
 #define gather AT_LEVEL(gather)
 #define linear AT_LEVEL(linear)
+#define multiply_blocks AT_LEVEL(multiply_blocks)
 #define multiply_tile AT_LEVEL(multiply_tile)
 #define normalise AT_LEVEL(normalise)
 #define rotate AT_LEVEL(rotate)
+#define round_group AT_LEVEL(round_group)
 #define widen AT_LEVEL(widen)
 #define fairlead_attention AT_LEVEL(fairlead_attention)
 #define fairlead_decode AT_LEVEL(fairlead_decode)
@@ -30,21 +32,29 @@
 #define fairlead_largest AT_LEVEL(fairlead_largest)
 #define fairlead_linear AT_LEVEL(fairlead_linear)
 #define fairlead_normalise AT_LEVEL(fairlead_normalise)
+#define fairlead_pack AT_LEVEL(fairlead_pack)
 #define fairlead_rotate AT_LEVEL(fairlead_rotate)
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 } Kind;
+typedef enum {
+    FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, Q4_0 = 3, Q4_1 = 4, Q5_0 = 5, Q5_1 = 6, Q8_0 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10
+} Kind; /* from Q4_0 on: ggml's block types, see blocks.h */
 
-/* One linear layer, packed by `fairlead_pack` (pack.c). INT8 weights have one float scale for each output. INT4 weights have one bfloat16
- * scale for each group of 32 inputs of an output, stored beside the group. */
+/* 32 outputs, packed by pack.c. */
+typedef struct {
+    const void *weights;
+    int64_t kind;
+} Panel;
+
+/* One linear layer. Its panels may be of several kinds. */
 typedef struct {
     int64_t inputs, outputs;
-    const void *weights; /* panels, see gemm.c */
-    const float *scales; /* [outputs], INT8 only */
+    const Panel *panels; /* [outputs / 32, rounded up] */
+    const float *scales; /* [outputs], or NULL: none */
     const void *bias;    /* [outputs] of the activations' kind, or NULL */
-    int32_t weight_kind;
+    int32_t kinds; /* bit k: a panel may be of kind k */
     int32_t kind; /* of the activations: FLOAT32 or BFLOAT16 */
 } Linear;
 

@@ -86,22 +86,39 @@ INLINE void store_bfloat16(uint16_t *to, int64_t n, Vec a) {
 INLINE void store_int16(int16_t *to, int64_t n, Vec a) { _mm256_mask_storeu_epi16(to, below(n), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a))); }
 
 INLINE Words load_int8(const char *from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from)); }
-/* The lower or the higher nibble of each byte. */
-INLINE Words nibbles(Words a, int higher) { return _mm512_and_si512(higher ? _mm512_srli_epi32(a, 4) : a, _mm512_set1_epi8(15)); }
-/* sum + the products of the four bytes of each word: a from 0 to 15, b signed. After at most 8 calls `byte_sum` gives the int32. */
-INLINE Words multiply_bytes(Words a, Words b, Words sum) {
+INLINE Vec load_float16(const uint16_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+INLINE Vec load_uint8(const char *from) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from))); }
+INLINE Vec load_signed(const char *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from))); }
+INLINE void store_int8(int8_t *to, Vec a) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a))); }
+INLINE Words both(Words a, Words b) { return _mm512_and_si512(a, b); }
+INLINE Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+INLINE Words differ(Words a, Words b) { return _mm512_xor_si512(a, b); }
+/* Moves the bits of each word by n, a constant: up, or down if n is negative. */
+INLINE Words shifted(Words a, int n) { return n < 0 ? _mm512_srli_epi32(a, (unsigned)-n) : _mm512_slli_epi32(a, (unsigned)n); }
 #ifdef __AVX512VNNI__
+enum { UNSIGNED_BYTES = 1 };
+INLINE Words multiply_bytes(int bits, Words a, Words b, Words sum) {
+    (void)bits;
     return _mm512_dpbusd_epi32(sum, a, b);
-#else
-    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b));
-#endif
 }
-INLINE Words byte_sum(Words sum, Words start) {
-#ifndef __AVX512VNNI__
-    sum = _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
-#endif
+INLINE Words byte_sum(int bits, Words sum, Words start) {
+    (void)bits;
     return _mm512_add_epi32(sum, start);
 }
+#else
+enum { UNSIGNED_BYTES = 0 };
+INLINE Words multiply_bytes(int bits, Words a, Words b, Words sum) {
+    if (bits == 8) {
+        b = _mm512_mask_sub_epi8(b, _mm512_movepi8_mask(a), _mm512_setzero_si512(), b);
+        a = _mm512_abs_epi8(a);
+    }
+    const Words pairs = _mm512_maddubs_epi16(a, b);
+    return bits == 4 ? _mm512_add_epi16(sum, pairs) : _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+INLINE Words byte_sum(int bits, Words sum, Words start) {
+    return _mm512_add_epi32(bits == 4 ? _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) : sum, start);
+}
+#endif
 /* sum + the products of both int16 of each word */
 INLINE Words multiply_int16(Words a, Words b, Words sum) {
 #ifdef __AVX512BF16__
@@ -206,14 +223,39 @@ INLINE void store_int16(int16_t *to, int64_t n, Vec a) {
 }
 
 INLINE Words load_int8(const char *from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)); }
-INLINE Words nibbles(Words a, int higher) { return _mm256_and_si256(higher ? _mm256_srli_epi32(a, 4) : a, _mm256_set1_epi8(15)); }
-INLINE Words multiply_bytes(Words a, Words b, Words sum) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
-INLINE Words byte_sum(Words sum, Words start) { return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), start); }
+INLINE Vec load_float16(const uint16_t *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Vec load_uint8(const char *from) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from))); }
+INLINE Vec load_signed(const char *from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from))); }
+INLINE void store_int8(int8_t *to, Vec a) {
+    const __m256i whole = _mm256_cvtps_epi32(a);
+    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64((__m128i *)to, _mm_packs_epi16(halves, halves));
+}
+INLINE Words both(Words a, Words b) { return _mm256_and_si256(a, b); }
+INLINE Words either(Words a, Words b) { return _mm256_or_si256(a, b); }
+INLINE Words differ(Words a, Words b) { return _mm256_xor_si256(a, b); }
+INLINE Words shifted(Words a, int n) { return n < 0 ? _mm256_srli_epi32(a, -n) : _mm256_slli_epi32(a, n); }
+enum { UNSIGNED_BYTES = 0 };
+INLINE Words multiply_bytes(int bits, Words a, Words b, Words sum) {
+    if (bits == 8) {
+        b = _mm256_sign_epi8(b, a);
+        a = _mm256_abs_epi8(a);
+    }
+    const Words pairs = _mm256_maddubs_epi16(a, b);
+    return bits == 4 ? _mm256_add_epi16(sum, pairs) : _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE Words byte_sum(int bits, Words sum, Words start) {
+    return _mm256_add_epi32(bits == 4 ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum, start);
+}
 INLINE Words multiply_int16(Words a, Words b, Words sum) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 #endif
 #endif
 
-/* ---- shared by all levels ---- */
+/* ---- shared by all levels ----
+ *
+ * multiply_bytes(bits, a, b, sum): sum + the products of the four bytes of each word. a: codes of `bits` bits; of 8 bits they are unsigned if
+ * UNSIGNED_BYTES, else signed. b: -127 to 127. After the 8 calls that a group takes `byte_sum` gives the int32, added to `start`. Without
+ * dot products a sum of codes of 4 bits is two int16 meanwhile: 8 times two products of 15 and 127 fit. */
 
 INLINE int64_t bytes(int32_t kind) { return kind == FLOAT32 ? 4 : 2; }
 
@@ -233,6 +275,15 @@ INLINE void put(int32_t kind, void *to, int64_t i, int64_t count, Vec value) {
 /* Number of floats that a word of `kind` is multiplied as: its two bfloat16 one after the other if there are no products. Its factor has as
  * many words of 4 bytes: the word itself, or the floats of its two bfloat16. */
 INLINE int factor_size(int32_t kind) { return kind == BFLOAT16 && !PRODUCTS ? 2 : 1; }
+
+/* Prefetches `size` bytes; passing: into the second cache only. */
+INLINE void fetch(const char *ahead, int64_t size, int passing) {
+    for (int64_t byte = 0; byte < size; byte += 64)
+        if (passing)
+            __builtin_prefetch(ahead + byte, 0, 2);
+        else
+            __builtin_prefetch(ahead + byte, 0, 3);
+}
 
 /* Words at `from` in the form of multiply_add; `half` is below factor_size. The second half is loaded again: if kept, it would be spilled.
  */

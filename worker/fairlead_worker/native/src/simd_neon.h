@@ -136,24 +136,52 @@ INLINE Words load_int8(const char *from) {
     const int8x16_t all = vld1q_s8((const int8_t *)from);
     return (Words){vreinterpretq_u32_s16(vmovl_s8(vget_low_s8(all))), vreinterpretq_u32_s16(vmovl_high_s8(all))};
 }
-INLINE uint32x4_t nibbles_of(uint32x4_t a, int higher) { return vandq_u32(higher ? vshrq_n_u32(a, 4) : a, vdupq_n_u32(0x0F0F0F0F)); }
-INLINE Words nibbles(Words a, int higher) { return (Words){nibbles_of(a.low, higher), nibbles_of(a.high, higher)}; }
-INLINE uint32x4_t multiplied_bytes(uint32x4_t a, uint32x4_t b, uint32x4_t sum) {
+INLINE Vec load_float16(const uint16_t *from) {
+    const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(from));
+    return (Vec){vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+}
+INLINE Vec load_uint8(const char *from) {
+    const uint16x8_t all = vmovl_u8(vld1_u8((const uint8_t *)from));
+    return whole_to_float((Words){vmovl_u16(vget_low_u16(all)), vmovl_high_u16(all)});
+}
+INLINE Vec load_signed(const char *from) {
+    const int16x8_t all = vmovl_s8(vld1_s8((const int8_t *)from));
+    return (Vec){vcvtq_f32_s32(vmovl_s16(vget_low_s16(all))), vcvtq_f32_s32(vmovl_high_s16(all))};
+}
+INLINE void store_int8(int8_t *to, Vec a) {
+    const int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(a.low)), high = vqmovn_s32(vcvtnq_s32_f32(a.high));
+    vst1_s8(to, vqmovn_s16(vcombine_s16(low, high)));
+}
+INLINE Words both(Words a, Words b) { return (Words){vandq_u32(a.low, b.low), vandq_u32(a.high, b.high)}; }
+INLINE Words either(Words a, Words b) { return (Words){vorrq_u32(a.low, b.low), vorrq_u32(a.high, b.high)}; }
+INLINE Words differ(Words a, Words b) { return (Words){veorq_u32(a.low, b.low), veorq_u32(a.high, b.high)}; }
+INLINE Words shifted(Words a, int n) {
+    const int32x4_t by = vdupq_n_s32(n);
+    return (Words){vshlq_u32(a.low, by), vshlq_u32(a.high, by)};
+}
+enum { UNSIGNED_BYTES = 0 };
+INLINE uint32x4_t multiplied_bytes(int bits, uint32x4_t a, uint32x4_t b, uint32x4_t sum) {
     const int8x16_t x = vreinterpretq_s8_u32(a), y = vreinterpretq_s8_u32(b);
 #ifdef __ARM_FEATURE_DOTPROD
+    (void)bits;
     return vreinterpretq_u32_s32(vdotq_s32(vreinterpretq_s32_u32(sum), x, y));
 #else
     const int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y));
-    return vreinterpretq_u32_s16(vaddq_s16(vreinterpretq_s16_u32(sum), pairs));
+    if (bits == 4)
+        return vreinterpretq_u32_s16(vaddq_s16(vreinterpretq_s16_u32(sum), pairs));
+    return vreinterpretq_u32_s32(vpadalq_s16(vreinterpretq_s32_u32(sum), pairs));
 #endif
 }
-INLINE Words multiply_bytes(Words a, Words b, Words sum) {
-    return (Words){multiplied_bytes(a.low, b.low, sum.low), multiplied_bytes(a.high, b.high, sum.high)};
+INLINE Words multiply_bytes(int bits, Words a, Words b, Words sum) {
+    return (Words){multiplied_bytes(bits, a.low, b.low, sum.low), multiplied_bytes(bits, a.high, b.high, sum.high)};
 }
-INLINE Words byte_sum(Words sum, Words start) {
+INLINE Words byte_sum(int bits, Words sum, Words start) {
+    (void)bits;
 #ifndef __ARM_FEATURE_DOTPROD
-    sum.low = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.low)));
-    sum.high = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.high)));
+    if (bits == 4) {
+        sum.low = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.low)));
+        sum.high = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.high)));
+    }
 #endif
     return (Words){vaddq_u32(sum.low, start.low), vaddq_u32(sum.high, start.high)};
 }

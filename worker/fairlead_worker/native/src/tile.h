@@ -3,27 +3,16 @@
 #define FAIRLEAD_TILE_H
 #include <stdint.h>
 
-#include "native.h"
+#include "blocks.h"
 
-enum { PANEL = 32 };
 #ifdef __AVX512F__
 enum { TILE_ROWS = 12 };
 #else
 enum { TILE_ROWS = 3 }; /* 12 of 16 registers hold sums; 6 rows by half a panel are half as fast, because they load a factor for two products */
 #endif
 
-enum { GROUP = 32 }; /* inputs that share a scale if weights are INT4, as in ggml's Q4_0 and Q8_0 */
-
-/* A group of a row's inputs for INT4 weights. Weights are multiplied as 0 to 15 instead of -8 to 7; `start` compensates for it. */
-typedef struct {
-    int8_t x[GROUP];
-    float scale;
-    int32_t start; /* -8 times the sum of x */
-} Group;
-
 /* The data of a tile. A step is 4 bytes of each row: one float, two bfloat16 or two int16. Without bfloat16 products it is two floats. For
- * INT4 a step is a group of inputs: a `Group` of each row, and for the weights 32 scales, then [4][32] words with the inputs 8 by 8, see
- * pack.c. */
+ * blocks a step is that of blocks.h, and a `Group` of each row for each 32 inputs. */
 typedef struct {
     const char *x; /* first row; rows are x_stride bytes apart */
     int64_t x_stride;
@@ -35,11 +24,36 @@ typedef struct {
     void *sums; /* [rows][32] floats, or int32 for INT8; added to */
 } Tile;
 
-static inline int64_t step_inputs(int32_t kind) { return kind == FLOAT32 ? 1 : kind == INT4 ? GROUP : 2; }
+static inline int64_t step_inputs(int32_t kind) { return kind == FLOAT32 ? 1 : is_block(kind) ? GROUP * step_groups(kind) : 2; }
 static inline int64_t step_count(int32_t kind, int64_t inputs) { return (inputs + step_inputs(kind) - 1) / step_inputs(kind); }
-static inline int64_t step_bytes(int32_t kind) { return kind == INT4 ? (2 + GROUP / 2) * PANEL : kind == INT8 ? 2 * PANEL : 4 * PANEL; }
+static inline int64_t step_bytes(int32_t kind) { return is_block(kind) ? block_step_bytes(kind) : kind == INT8 ? 2 * PANEL : 4 * PANEL; }
 static inline int64_t panel_count(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 /* `rows` is 1 to TILE_ROWS; weights are of `kind`. */
 void multiply_tile(int32_t kind, const Tile *job, int64_t rows);
+void multiply_blocks(int32_t kind, const Tile *job, int64_t rows);
+
+/* Calls `tile(kind, job, count)` with `rows` as a constant `count`. */
+#define CASE(tile, kind, count)                                                                                                            \
+    case count:                                                                                                                            \
+        if (count <= TILE_ROWS)                                                                                                            \
+            tile(kind, job, count);                                                                                                        \
+        break;
+#define TILES(name, tile, kind)                                                                                                            \
+    static void name(const Tile *job, int64_t rows) {                                                                                      \
+        switch (rows) {                                                                                                                    \
+            CASE(tile, kind, 1)                                                                                                            \
+            CASE(tile, kind, 2)                                                                                                            \
+            CASE(tile, kind, 3)                                                                                                            \
+            CASE(tile, kind, 4)                                                                                                            \
+            CASE(tile, kind, 5)                                                                                                            \
+            CASE(tile, kind, 6)                                                                                                            \
+            CASE(tile, kind, 7)                                                                                                            \
+            CASE(tile, kind, 8)                                                                                                            \
+            CASE(tile, kind, 9)                                                                                                            \
+            CASE(tile, kind, 10)                                                                                                           \
+            CASE(tile, kind, 11)                                                                                                           \
+            CASE(tile, kind, 12)                                                                                                           \
+        }                                                                                                                                  \
+    }
 #endif

@@ -1,0 +1,267 @@
+"""Weights of GGUF files: on a CPU kept in the file's own blocks, which native kernels multiply; elsewhere widened to the model's dtype."""
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.model.fuse import GROUPS, Slice, Stack
+from fairlead_worker.native.ggml import GgmlLinear, dequantize_rows, packed_ggml_bytes
+from fairlead_worker.native.library import native
+from fairlead_worker.native.linear import KINDS
+from fairlead_worker.native.memory import Arena, room
+from fairlead_worker.weights.gguf.architectures import Architecture, architecture_of, is_described, module_of
+from fairlead_worker.weights.gguf.folder import whole_models
+from fairlead_worker.weights.gguf.reader import Gguf, GgufError, Tensor, read_gguf
+from fairlead_worker.weights.progress import Progress
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Taken = dict[str, Tensor]
+"""Name of a parameter in transformers -> tensor of the file."""
+
+
+class GgufWeights:
+    """The tensors of a model, by the names of transformers."""
+
+    def __init__(self, gguf: Gguf) -> None:
+        """Raises GgufError for a tensor that the architecture does not have."""
+        name, self.architecture = architecture_of(gguf)
+        self.gguf = gguf
+        self.taken: Taken = {}
+        self._maps = {path: _map(path) for path in {tensor.path for tensor in gguf.tensors.values()}}
+        for tensor in gguf.tensors.values():
+            if is_described(tensor.name):
+                continue
+            if (module := module_of(self.architecture, tensor.name)) is None:
+                raise GgufError(gguf.path, f"tensor {tensor.name} is unknown in {name}: it is not served without it; serve the safetensors")
+            self.taken[".".join(module)] = tensor
+        self._heads = {each: gguf.metadata.get(f"{name}.attention.{key}") for each, key in (("q", "head_count"), ("k", "head_count_kv"))}
+
+    def rows(self, name: str) -> torch.Tensor:
+        """Return the bytes of each row, [rows, bytes] uint8: of the mapped file, unless they have another order there."""
+        tensor = self.taken[name]
+        rows = self._maps[tensor.path][1][tensor.offset : tensor.offset + tensor.size].view(tensor.shape[0], -1)
+        heads = self._heads["k" if ".k_proj." in name else "q"] or self._heads["q"]
+        if not self.architecture.interleaved or not name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+            return rows
+        # Meta's rope turns neighbours, and transformers' turns halves of a head.
+        return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+    def widen(self, name: str) -> torch.Tensor:
+        """Return a parameter in float32."""
+        tensor = self.taken[name]
+        rows = self.rows(name)
+        if tensor.type in PLAIN:
+            values = rows.view(PLAIN[tensor.type]).view(tensor.shape).float()
+        else:
+            values = _dequantize(rows, tensor.type)
+        return values - 1 if self.architecture.norms_with_one and name.endswith("norm.weight") else values
+
+    def release(self, name: str) -> None:
+        """Let the kernel drop the pages of a tensor that has been packed: they would count as the process's memory."""
+        tensor, page = self.taken[name], mmap.PAGESIZE
+        begin, end = -(-tensor.offset // page) * page, (tensor.offset + tensor.size) // page * page
+        if begin < end:
+            self._maps[tensor.path][0].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+class GgmlEmbedding(nn.Module):
+    """Embedding of rows that stay in the mapped file: a step widens those of its tokens."""
+
+    def __init__(self, blocks: torch.Tensor, ggml_type: str, width: int, scale: float, dtype: torch.dtype) -> None:
+        """blocks: [tokens, bytes of a row] uint8. scale: factor of all values, as Gemma has."""
+        super().__init__()
+        self.blocks, self.ggml_type, self.width, self.scale = blocks, ggml_type, width, scale
+        self.register_buffer("dtype_holder", torch.empty(0, dtype=dtype), persistent=False)
+        # Its size is asked for like that of other embeddings.
+        self.weight = torch.empty(len(blocks), width, dtype=dtype, device="meta")
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = dequantize_rows(self.blocks[ids.flatten()], self.ggml_type, self.width)
+        return (rows if self.scale == 1 else rows * self.scale).to(self.dtype_holder.dtype).view(*ids.shape, self.width)
+
+
+class _Projection:
+    """A linear layer of the file as a part of a `Stack`."""
+
+    def __init__(self, rows: torch.Tensor, kind: str, inputs: int, bias: torch.Tensor | None, dtype: torch.dtype, arena: Arena) -> None:
+        self.rows, self.kind, self.bias, self.dtype, self._arena = rows, kind, bias, dtype, arena
+        self.in_features, self.out_features = inputs, len(rows)
+
+    def stacked(self, others: "list[_Projection]") -> GgmlLinear:
+        """Return one layer of this one and others."""
+        parts = [(part.rows, part.kind) for part in (self, *others)]
+        biases = [part.bias for part in (self, *others) if part.bias is not None]
+        return GgmlLinear(parts, self.in_features, torch.cat(biases) if biases else None, dtype=self.dtype, arena=self._arena)
+
+
+class _Missing(nn.Module):
+    """The place of a module that is put in after the load."""
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF model that `folder` describes; None for other models."""
+    return next(iter(whole_models(folder)), None)
+
+
+def read_gguf_model(
+    uri: str, path: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> tuple[PreTrainedModel, bool]:
+    """Return the model, and whether its linear layers are in the file's blocks. Raises ModelLoadError."""
+    try:
+        weights = GgufWeights(read_gguf(path))
+        size = sum(tensor.size for tensor in weights.taken.values())
+        progress("weights", 0, 0, size)
+        keep = device.type == "cpu" and native() is not None and dtype in KINDS
+        model = (_read_kept if keep else _read_widened)(weights, config, dtype, device)
+    except GgufError as error:
+        raise ModelLoadError(uri, str(error)) from error
+    except Exception as error:  # whatever a family's own code raises
+        raise ModelLoadError(uri, f"weights of {path.name} cannot be loaded: {type(error).__name__}: {error}") from error
+    progress("weights", 100, size, size)
+    return model.eval().requires_grad_(False), keep
+
+
+def _read_widened(weights: GgufWeights, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Return transformers' model. Tensor after tensor is widened and put onto the device."""
+    state = {name: _Widened(weights, name) for name in weights.taken}
+    return _from_state(weights, config, dtype, state, keep=False, device=device)
+
+
+def _read_kept(weights: GgufWeights, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Return the model with its matrices as they are in the file. Only norms are widened."""
+    state = {name: _Widened(weights, name) for name, tensor in weights.taken.items() if len(tensor.shape) == 1 and "norm" in name}
+    model = _from_state(weights, config, dtype, state, keep=True, device=device)
+    _put_matrices(model, weights, dtype, config.tie_word_embeddings)
+    return model
+
+
+def _from_state(
+    weights: GgufWeights, config: PreTrainedConfig, dtype: torch.dtype, state: Mapping[str, "_Widened"], *, keep: bool, device: torch.device
+) -> PreTrainedModel:
+    """Let transformers make the model of `config` and fill it with `state`. keep: matrices get a `_Missing` instead."""
+    family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+
+    def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        family.__init__(self, config)
+        _check_shapes(self, weights, config.tie_word_embeddings)
+        if keep:
+            self.all_tied_weights_keys = {}  # there are no parameters to tie
+            for path, module in list(self.named_modules()):
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    _replace(self, path, _hold(module))
+
+    made = type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
+    given: dict[str, Any] = {"device_map": {"": device}} if device.type != "cpu" else {}
+    model: PreTrainedModel = made.from_pretrained(None, config=config, dtype=dtype, state_dict=dict(state), **given)
+    return model
+
+
+def _hold(module: nn.Module) -> _Missing:
+    held = _Missing()
+    held.scale = getattr(module, "scalar_embed_scale", None)  # type: ignore[assignment]  # a number, not a module
+    return held
+
+
+def _check_shapes(model: PreTrainedModel, weights: GgufWeights, tied: bool) -> None:
+    """Raise GgufError unless the file has each parameter of the model (made on meta), in its shape."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if tied:
+        parameters.pop("lm_head.weight", None)
+    for name, parameter in parameters.items():
+        if (tensor := weights.taken.get(name)) is None:
+            raise GgufError(weights.gguf.path, f"it has no tensor for {name}: the file is incomplete, convert the model again")
+        if tensor.shape != tuple(parameter.shape):
+            raise GgufError(
+                weights.gguf.path,
+                f"tensor {tensor.name} is {list(tensor.shape)}, and its metadata makes {list(parameter.shape)}: convert the model again",
+            )
+    if further := sorted(weights.taken.keys() - parameters.keys()):
+        raise GgufError(weights.gguf.path, f"tensor {weights.taken[further[0]].name} has no place in the model: convert the model again")
+
+
+@torch.no_grad()
+def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dtype, tied: bool) -> None:
+    """Replace each `_Missing` by a layer of the file's blocks: q, k and v as one, and gate and up as one."""
+    missing = [path for path, module in model.named_modules() if isinstance(module, _Missing)]
+    embedding = next(path for path in missing if path.endswith("embed_tokens"))
+    source = {path: f"{embedding if path == 'lm_head' and tied else path}.weight" for path in missing}
+    matrices = [path for path in missing if path != embedding]
+    arena = Arena(sum(room(_packed_bytes(weights.taken[source[path]])) for path in matrices))
+
+    def projection(path: str) -> _Projection:
+        tensor, bias = weights.taken[source[path]], f"{path}.bias"
+        values = weights.widen(bias).to(dtype) if bias in weights.taken else None
+        return _Projection(weights.rows(source[path]), tensor.type, tensor.shape[1], values, dtype, arena)
+
+    tensor = weights.taken[source[embedding]]
+    scale = _embedding_scale(model, embedding)
+    _replace(model, embedding, GgmlEmbedding(weights.rows(source[embedding]), tensor.type, tensor.shape[1], scale, dtype))
+    while matrices:
+        parent, _, name = matrices[0].rpartition(".")
+        group = next(((stack, children) for stack, children in GROUPS.items() if name in children), None)
+        paths = [f"{parent}.{child}" for child in group[1]] if group else [matrices[0]]
+        parts = [projection(path) for path in paths]
+        if group is None:
+            _replace(model, paths[0], parts[0].stacked([]))
+        else:
+            stack = Stack(parts)  # type: ignore[arg-type]  # it asks of parts what a projection has
+            for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+                _replace(model, path, Slice(stack, number, part))  # type: ignore[arg-type]
+            setattr(model.get_submodule(parent), group[0], stack)
+        for path in paths:
+            matrices.remove(path)
+            if source[path] != source[embedding]:
+                weights.release(source[path])
+
+
+def _packed_bytes(tensor: Tensor) -> int:
+    return packed_ggml_bytes(*tensor.shape, tensor.type)
+
+
+def _embedding_scale(model: PreTrainedModel, embedding: str) -> float:
+    """Return the factor that the family's own embedding, or its body, multiplies rows by."""
+    held: Any = model.get_submodule(embedding)
+    return float(held.scale) if held.scale is not None else 1.0
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+class _Widened:
+    """A parameter that is widened when transformers asks for it. Replaces a safetensors slice."""
+
+    def __init__(self, weights: GgufWeights, name: str) -> None:
+        self._weights, self._name = weights, name
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        assert index is Ellipsis, index
+        return self._weights.widen(self._name)
+
+    def get_shape(self) -> list[int]:
+        return list(self._weights.taken[self._name].shape)
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+
+def _dequantize(rows: torch.Tensor, kind: str) -> torch.Tensor:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(numpy.ascontiguousarray(dequantize(rows.numpy(), GGMLQuantizationType[kind])))
+
+
+def _map(path: Path) -> tuple[mmap.mmap, torch.Tensor]:
+    """Return the mapped file, also as bytes. The mapping is private: torch knows no tensors that are read only."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return mapped, torch.frombuffer(mapped, dtype=torch.uint8)
