@@ -63,16 +63,25 @@ BROKEN = {
     "an array without end": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 4, 1 << 50) + bytes(40)), "a.b counts"),
     "texts without end": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 8, 1 << 50) + bytes(40)), "a.b counts"),
     "nested arrays": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 9, 1) + bytes(40)), "a.b is an array of arrays"),
-    "an unknown kind of value": (header(fields=1, rest=text("a.b") + struct.pack("<I", 77) + bytes(40)), "a.b has a value of unknown type 77"),
+    "an unknown kind of value": (
+        header(fields=1, rest=text("a.b") + struct.pack("<I", 77) + bytes(40)),
+        "a.b has a value of unknown type 77",
+    ),
     "a field twice": (header(fields=2, rest=2 * (text("a.b") + struct.pack("<II", 4, 1))), "a.b is there twice"),
     "no text": (header(fields=1, rest=text("a.b") + struct.pack("<IQ", 8, 2) + b"\xff\xff" + bytes(40)), "a.b is not UTF-8"),
     "dimensions": (header(tensors=1, rest=text("t") + struct.pack("<I", 1 << 30) + bytes(80)), "tensor t has 1073741824 dimensions"),
     "no size": (header(tensors=1, rest=tensor("t", (0, 4), 0) + bytes(80)), "tensor t [4, 0] takes 0 bytes"),
     "a size that cannot be": (header(tensors=1, rest=tensor("t", (1 << 40, 1 << 40), 0) + bytes(80)), "tensor t [1099511627776"),
-    "an offset that cannot be": (header(tensors=1, rest=tensor("t", (4,), 0, 1 << 62) + bytes(80)), "tensor t [4] takes 16 bytes from byte"),
+    "an offset that cannot be": (
+        header(tensors=1, rest=tensor("t", (4,), 0, 1 << 62) + bytes(80)),
+        "tensor t [4] takes 16 bytes from byte",
+    ),
     "half a block": (header(tensors=1, rest=tensor("t", (40, 2), 2) + bytes(80)), "rows of 40 values, and a block of Q4_0 has 32"),
     "a tensor twice": (header(tensors=2, rest=2 * tensor("t", (4,), 0) + bytes(80)), "tensor t is there twice"),
-    "a type of few bits": (header(tensors=1, rest=tensor("t", (256, 2), 10) + bytes(800)), "tensor t has type Q2_K, which is not supported"),
+    "a type of few bits": (
+        header(tensors=1, rest=tensor("t", (256, 2), 10) + bytes(800)),
+        "tensor t has type Q2_K, which is not supported",
+    ),
     "an unknown type": (header(tensors=1, rest=tensor("t", (256, 2), 999) + bytes(800)), "tensor t has type number 999"),
     "alignment": (
         header(fields=1, rest=text("general.alignment") + struct.pack("<II", 4, 0) + bytes(40)),
@@ -130,7 +139,9 @@ def test_any_part_of_a_split_model_stands_for_all(tmp_path: Path) -> None:
     for path in paths:
         assert part_paths(path) == paths
         found = read_gguf(path)
-        assert found.path == paths[0] and {name: one.path for name, one in found.tensors.items()} == dict(zip(("t0", "t1"), paths, strict=True))
+        assert found.path == paths[0] and {name: one.path for name, one in found.tensors.items()} == dict(
+            zip(("t0", "t1"), paths, strict=True)
+        )
     paths[1].unlink()
     assert "m-00002-of-00002.gguf is not beside it" in refusal(paths[0])
 
