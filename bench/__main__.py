@@ -22,6 +22,7 @@ def main() -> int:
     if name == "list":
         print(catalog.format_list())
         return 0
+    name = catalog.full_name(name)
     if name not in catalog.benchmarks():
         near = catalog.find_similar(name)
         hint = f" Did you mean {near}?" if near else ""

@@ -1,5 +1,7 @@
 """The names of the benchmarks. A benchmark is a module in a folder of `bench/` with a function `main()`; its name is FOLDER/MODULE.
 
+The name of a folder with a single benchmark is also that benchmark's name.
+
 Nothing is imported here, so that the list needs neither torch nor the packages that a benchmark measures.
 """
 
@@ -34,6 +36,12 @@ def format_list() -> str:
             lines += ["", f"{folder}: {about}"] if lines else [f"{folder}: {about}"]
         lines.append(f"  {name:{width}}  {summary}")
     return "\n".join(lines)
+
+
+def full_name(name: str) -> str:
+    """Return FOLDER/MODULE for FOLDER if it has a single benchmark; else `name` itself."""
+    inside = [known for known in benchmarks() if known.startswith(f"{name}/")]
+    return inside[0] if len(inside) == 1 else name
 
 
 def find_similar(name: str) -> str:

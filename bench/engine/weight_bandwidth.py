@@ -68,7 +68,7 @@ def decode(shape: str, quantization: str, probe: Probe, repeats: int) -> Iterato
         save(shape, folder)
         loaded = load_model(folder, dtype="bfloat16", quantization=quantization)
         runner = make_runner(loaded, page_size=PAGE, kv_pages=max(STEP_ROWS) * PAGES)
-    weights = sum(layer.weights.nbytes for layer in loaded.model.modules() if isinstance(layer, NativeLinear))
+    weights = sum(part.nbytes for layer in loaded.model.modules() if isinstance(layer, NativeLinear) for part in layer.memory)
     for rows in STEP_ROWS:
         steps = plans(rows)
         runner.execute(steps["fill"])

@@ -11,15 +11,30 @@ from bench.other_servers.environments import Environment
 from bench.other_servers.process import Running, machine_cpu_seconds
 from bench.other_servers.servers import NAME
 
-REQUESTS, WARM_UPS, CONCURRENCY, OUTPUT = 32, 8, 8, 64
 CLIENT_SECONDS = 600
+OUTPUT = 64
+_RANDOM = ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(OUTPUT)]
 DATA = {
-    "random": ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(OUTPUT)],
+    "random": _RANDOM,
     "prefix": [
         *("--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", "4", "--prefix-repetition-prefix-len", "192"),
         *("--prefix-repetition-suffix-len", "64", "--prefix-repetition-output-len", str(OUTPUT)),
     ],
+    "single": _RANDOM,
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many requests the client sends, and how many at a time."""
+
+    requests: int = 32
+    warm_ups: int = 8
+    concurrency: int = 8
+
+
+SIZES = {"single": Size(requests=8, warm_ups=2, concurrency=1)}
+"""Of kinds of load that have another size."""
 
 
 class LoadFailed(Exception):
@@ -36,6 +51,8 @@ class Measured:
     itl_p99: float
     tokens_per_second: float
     output_tokens: int
+    empty: int
+    """Answers without text."""
     failed: int
     startup: float
     pss: int
@@ -48,16 +65,26 @@ class Measured:
         return asdict(self)
 
 
-def measure(server: Running, client: Environment, model: Path, data: str, *, seed: int, startup: float, scratch: Path) -> Measured:
+def measure(server: Running, client: Environment, tokenizer: Path, data: str, *, seed: int, startup: float, scratch: Path) -> Measured:
     """Load the server once. Raises LoadFailed."""
+    size = SIZES.get(data, Size())
     result = scratch / "client.json"
     result.unlink(missing_ok=True)
     command = [
         *(str(client.tool("vllm")), "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"),
-        *("--base-url", f"http://127.0.0.1:{server.port}", "--model", NAME, "--tokenizer", str(model), *DATA[data]),
-        *("--num-prompts", str(REQUESTS), "--num-warmups", str(WARM_UPS), "--max-concurrency", str(CONCURRENCY)),
+        *("--base-url", f"http://127.0.0.1:{server.port}", "--model", NAME, "--tokenizer", str(tokenizer), *DATA[data]),
+        *("--num-prompts", str(size.requests), "--num-warmups", str(size.warm_ups), "--max-concurrency", str(size.concurrency)),
         *("--ignore-eos", "--temperature", "0", "--seed", str(seed), "--disable-tqdm"),
-        *("--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--save-result", "--result-filename", str(result)),
+        *(
+            "--percentile-metrics",
+            "ttft,itl",
+            "--metric-percentiles",
+            "50,99",
+            "--save-result",
+            "--save-detailed",
+            "--result-filename",
+            str(result),
+        ),
     ]
     if server.headers:
         command += ["--header", *server.headers]
@@ -73,14 +100,15 @@ def measure(server: Running, client: Environment, model: Path, data: str, *, see
         raise LoadFailed(f"status {ended.returncode}: {' | '.join(log.read_text(errors='replace').splitlines()[-6:])}")
     saved = json.loads(result.read_text())
     if not saved["completed"]:
-        raise LoadFailed(f"all {REQUESTS} requests failed: {next((error for error in saved.get('errors', []) if error), '')[-300:]}")
+        raise LoadFailed(f"all {size.requests} requests failed: {next((error for error in saved.get('errors', []) if error), '')[-300:]}")
     return Measured(
         ttft_p50=saved["p50_ttft_ms"],
         ttft_p99=saved["p99_ttft_ms"],
         itl_p50=saved["p50_itl_ms"],
         itl_p99=saved["p99_itl_ms"],
-        tokens_per_second=saved["output_throughput"],
-        output_tokens=saved["total_output_tokens"],
+        tokens_per_second=OUTPUT * saved["completed"] / saved["duration"],
+        output_tokens=OUTPUT * saved["completed"],
+        empty=saved["generated_texts"].count(""),
         failed=saved["failed"],
         startup=startup,
         pss=server.proportional_bytes(),

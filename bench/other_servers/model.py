@@ -1,41 +1,59 @@
-"""The model that all servers serve: Qwen3-shaped, 89M parameters, bf16, tied embeddings, random weights, a tokenizer trained on English."""
+"""The model that all servers serve: trained weights of the package index (`tests/real_models.py`), or random ones.
+
+Safetensors in bf16 for servers that read folders. GGUF files of the same weights for the others: as published, and in further types.
+"""
 
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging as transformers_logging
+from tests.real_models import GEMMA3, convert
 
-from bench.engine.step_time import SHAPES
-from fairlead.random_model.tokenizer import END_OF_TEXT, IM_END, SPECIAL_TOKENS, save_tokenizer
+from bench.other_servers import random_model
+from bench.other_servers.environments import NotMade
+from bench.other_servers.requantize import requantize
+from fairlead.packaged_model import SMOLLM2, ModelUnavailable
 
-POSITIONS = 4096
-MARK = "bench.json"
+TRAINED = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
+MODELS = (*TRAINED, "random")
 
 
-def make(folder: Path) -> Path:
-    """Return the model's folder. Create the model if it does not exist."""
-    shape = SHAPES["90M"] | {
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": POSITIONS,
-        # Larger than usual: a random model with tied embeddings repeats its last token else, and some token is half a character.
-        "initializer_range": 0.2,
-    }
-    if (folder / MARK).is_file() and json.loads((folder / MARK).read_text()) == shape:
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    transformers_logging.disable_progress_bar()
-    end, im_end = SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(IM_END)
-    torch.manual_seed(1)
-    config = AutoConfig.for_model("qwen3", **shape, bos_token_id=end, eos_token_id=im_end, pad_token_id=end)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=im_end, pad_token_id=end)
-    model.save_pretrained(folder)
-    save_tokenizer(folder, vocab=SHAPES["90M"]["vocab_size"], max_positions=POSITIONS)
-    (folder / MARK).write_text(json.dumps(shape))
-    return folder
+@dataclass(frozen=True)
+class Model:
+    """A model in the forms that servers need."""
+
+    name: str
+    folder: Path
+    """Safetensors in bf16, and the tokenizer."""
+    published: Path | None
+    """The GGUF file that `folder` was widened from; None: random weights."""
+
+    def gguf(self, kind: str) -> Path:
+        """Return a GGUF file of the weights in one type, such as "Q8_0", made once. "published": the file as it is. Raises NotMade."""
+        if self.published is None:
+            raise NotMade("the random model is no GGUF file")
+        if kind == "published":
+            return self.published
+        path = self.published.with_name(f"{self.published.stem}-{kind}.gguf")
+        if not path.exists():
+            requantize(self.published, path, kind)
+        return path
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token's keys and values in bf16."""
+        config = json.loads((self.folder / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        width = config.get("num_key_value_heads", heads) * (config.get("head_dim") or config["hidden_size"] // heads)
+        return 2 * 2 * int(config["num_hidden_layers"] * width)
+
+
+def make(name: str, cache: Path) -> Model:
+    """Return the model `name`. Random weights replace trained ones if the package index is away."""
+    if name in TRAINED:
+        try:
+            published = TRAINED[name].fetch()
+            return Model(name, convert(published, "bfloat16"), published)
+        except ModelUnavailable as error:
+            print(f"   {name} is away, so the weights are random: {error}", flush=True)
+    return Model("random", random_model.make(cache / "model"), None)

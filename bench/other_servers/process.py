@@ -64,16 +64,12 @@ class Running:
 
     def wait_ready(self) -> float:
         """Return the seconds from the process's start to the first completion. Raises NotServing."""
-        body = json.dumps({"model": NAME, "prompt": "ready", "max_tokens": 1, "temperature": 0}).encode()
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
         while time.monotonic() - self.began < READY_SECONDS:
             if self._process.poll() is not None:
                 raise NotServing(f"ended with status {self._process.returncode}: {self._last_output()}")
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             try:
-                with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
-                    if answer.status == 200 and answer.read():
-                        return time.monotonic() - self.began
+                self.complete("ready", 1)
+                return time.monotonic() - self.began
             except urllib.error.HTTPError as error:
                 if error.code in (400, 422):
                     raise NotServing(f"refuses a completion with {error.code}: {error.read().decode(errors='replace')[:300]}") from error
@@ -81,6 +77,15 @@ class Running:
             except OSError:
                 time.sleep(POLL_SECONDS)
         raise NotServing(f"no completion within {READY_SECONDS:.0f} s: {self._last_output()}")
+
+    def complete(self, prompt: str, tokens: int) -> tuple[str, int, int]:
+        """Return the server's greedy completion, and its counts of prompt and output tokens. Raises OSError, and so HTTPError."""
+        body = json.dumps({"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}).encode()
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
+            found = json.load(answer)
+        return found["choices"][0]["text"], found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
 
     def processes(self) -> list[int]:
         """Return the pids of the server, of its session (with orphans), and of its descendants in other sessions."""

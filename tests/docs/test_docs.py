@@ -77,6 +77,10 @@ def test_the_charts_readme_is_generated_from_its_values() -> None:
     assert reference.CHART_README.read_text() == reference.chart_readme(), "run `make chart-readme`"
 
 
+def test_the_page_of_quality_is_generated_from_its_reports() -> None:
+    assert PAGES["benchmarks/quality.md"] == _load("quality").page(), "run `.venv/bin/python docs/generate/quality.py`"
+
+
 def test_links_lead_to_files_of_the_repository() -> None:
     """Also those to generated pages, of which the repository has placeholders that say where they are built."""
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "charts/fairlead/README.md", ROOT / "tests/README.md"]

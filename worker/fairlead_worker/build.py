@@ -23,7 +23,7 @@ SELF_EXPLANATORY = ("ModelLoadError", "AdapterError", "NotInvariant")
 MOST_REASON = 400
 """Characters of the reason for a fallback that other processes get."""
 CPU_STEP_MS = 500.0
-"""Target duration of a step with decodes on a CPU if `--itl-target-ms` is not set."""
+"""Longest planned step with decodes on a CPU if `--itl-target-ms` is not set. Most are shorter (`scheduler/chunk_sizer.py`)."""
 
 
 def load(

@@ -137,7 +137,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
-    from fairlead_worker.model.generation_config import sampling_defaults
+    from fairlead_worker.model.generation_config import find_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
     from fairlead_worker.platform.isa import cpu_level
     from fairlead_worker.scheduler.limits import limit_steps
@@ -157,9 +157,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         if config.nnodes > 1:
             group.check_same(config.model, loaded.digest)
     draft = None
-    if config.speculative_config is not None and config.speculative_config.model:
+    if (speculative := config.speculative_config) is not None and speculative.model:
+        report = _progress_reporter(end, "of the draft model")
         draft = load_draft(
-            config.speculative_config.model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
+            speculative.model, loaded, dtype=config.dtype, quantization=speculative.quantization, progress=report, cache=cache
         )
     # Before the KV cache, which takes the remaining memory.
     adapters = build_adapters(config, loaded, group)
@@ -207,7 +208,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         native_decoder=isinstance(runner.forward, NativeForward),
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
-        sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
+        sampling_defaults=find_defaults(config.generation_config, loaded.path),
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
         pooling=loaded.pooling
         if runner.forward.can_score
@@ -263,6 +264,7 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
 
     from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.errors import ModelLoadError
+    from fairlead_worker.parsing.tool_template import build_tool_template
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -275,7 +277,7 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
             tokenizer.chat_template = read_file(config.chat_template)
         except ValueError as error:  # it was valid when the worker started
             raise ModelLoadError(config.model, f"--chat-template {config.chat_template} {error}") from error
-    return PromptFormat.from_tokenizer(
+    format = PromptFormat.from_tokenizer(
         tokenizer,
         model_digest=model_digest,
         model_names=config.names,
@@ -283,6 +285,7 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
         max_model_len=max_model_len,
         model_uri=config.model,
     )
+    return msgspec.structs.replace(format, tool_template=format.tool_template or build_tool_template(format.chat_template))
 
 
 def _exit_with_parent(parent_pipe: io.RawIOBase, directory: str) -> None:

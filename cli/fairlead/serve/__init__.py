@@ -1,4 +1,4 @@
-"""`fairlead serve MODEL`: a model on this machine without a manifest.
+"""`fairlead serve [MODEL]`: a model on this machine without a manifest.
 
 One worker serves alone. With `--replicas` above 1 it is a local cluster (`fairlead.local`) of workers, a router and Redis.
 """

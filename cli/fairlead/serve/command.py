@@ -1,4 +1,4 @@
-"""`fairlead serve MODEL [WORKER FLAGS]`."""
+"""`fairlead serve [MODEL] [WORKER FLAGS]`."""
 
 import asyncio
 import re
@@ -12,6 +12,7 @@ from fairlead.errors import UserError
 from fairlead.local.cluster import PodFailed
 from fairlead.options import takes
 from fairlead.program import describe, new_app
+from fairlead.serve.default_model import with_model
 from fairlead.serve.model import ModelRefused
 from fairlead.serve.options import ServeOptions
 from fairlead.serve.run import serve
@@ -36,6 +37,7 @@ class ServeCommand(TyperCommand):
         "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0. "
         "Flags that are not listed here are the worker's (`fairlead-worker --help` lists them), or with --runtime those of vLLM or SGLang, "
         "which run behind a router.",
+        "fairlead serve",
         "fairlead serve ./model",
         "fairlead serve Qwen/Qwen3-0.6B --max-model-len 8192",
         "fairlead serve s3://bucket/model --replicas 2 --port 9000",
@@ -45,7 +47,8 @@ class ServeCommand(TyperCommand):
 @takes(ServeOptions)
 def run(options: ServeOptions) -> int:
     try:
-        return asyncio.run(serve(options, make_console()))
+        console = make_console()
+        return asyncio.run(serve(with_model(options, console), console))
     except (ModelRefused, PodFailed) as error:
         print(f"fairlead serve: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from fairlead.errors import UserError
+from fairlead.packaged_model import SMOLLM2
 from fairlead.serve import DEFAULT_PORT
 
 MOST_GRACE_SECONDS = 3600
@@ -17,8 +18,14 @@ class ServeOptions:
     """The options of `fairlead serve`."""
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, gs://, oci:// or file:///.")
-    ]
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="Folder, .gguf file, ORG/NAME on the Hugging Face hub, hf://, s3://, gs://, oci:// or file:///. "
+            f"Without it: SmolLM2, downloaded once ({SMOLLM2.megabytes} MB).",
+        ),
+    ] = ""
     flags: Annotated[list[str] | None, typer.Argument(metavar="ENGINE FLAGS", help="Flags of fairlead-worker, or of the runtime.")] = None
     runtime: Annotated[Runtime, typer.Option(help="Engine: Fairlead's own worker, or vLLM or SGLang behind fairlead-agent.")] = "fairlead"
     port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the API.")] = DEFAULT_PORT
@@ -27,8 +34,6 @@ class ServeOptions:
 
     def check(self) -> None:
         """Raise UserError for a value that cannot work."""
-        if self.model.startswith("-"):
-            raise UserError(f"{self.model}: give MODEL first, then the worker's flags: fairlead serve MODEL {self.model} …")
         if not 1 <= self.port <= 65535:
             raise UserError(f"--port {self.port}: must be 1 to 65535")
         if self.replicas < 1:

@@ -114,7 +114,7 @@ class Engine(Part):
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
         None,
         description="Target inter-token latency (ITL), by which prefill chunks are sized. "
-        "Absent: chunks of chunkedPrefillSize tokens, fewer on a slow CPU.",
+        "Absent: chunks of chunkedPrefillSize tokens, fewer on a CPU.",
     )
     attention_backend: Literal["Auto", "FlashInfer", "Native", "CPU", "Reference"] = Field(
         "Auto", description="Attention kernels. Auto: the fastest that the device supports."

@@ -51,9 +51,9 @@ def test_speculative_config_has_the_keys_of_vllm(monkeypatch: pytest.MonkeyPatch
     assert _config().speculative_config is None
     ngram = _config("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}').speculative_config
     assert ngram is not None and (ngram.method, ngram.num_speculative_tokens, ngram.prompt_lookup_max) == ("ngram", 3, 4)
-    monkeypatch.setenv("FAIRLEAD_SPECULATIVE_CONFIG", '{"model": "hf://a/draft"}')
+    monkeypatch.setenv("FAIRLEAD_SPECULATIVE_CONFIG", '{"model": "hf://a/draft", "quantization": "int4"}')
     draft = _config().speculative_config
-    assert draft is not None and (draft.method, draft.model) == ("draft_model", "hf://a/draft")
+    assert draft is not None and (draft.method, draft.model, draft.quantization) == ("draft_model", "hf://a/draft", "int4")
 
 
 def test_adapters_are_given_in_one_flag_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +105,7 @@ def test_every_address_is_listened_on() -> None:
         (("--speculative-config", '{"method": "draft_model"}'), "--speculative-config: method 'draft_model' with model '': give a model"),
         (("--speculative-config", '{"method": "ngram", "model": "hf://a/b"}'), "with method 'draft_model', and only with it"),
         (("--speculative-config", '{"model": "gpt2"}'), "--speculative-config model='gpt2': is no folder or file here and no model URI"),
+        (("--speculative-config", '{"method": "ngram", "quantization": "int4"}'), "quantization 'int4' without a model"),
         (("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 6}'), "prompt_lookup_min 6 is more than prompt_lookup_max 5"),
         (("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 65}'), "num_speculative_tokens=65: "),
         (("--speculative-config", '{"methods": "ngram"}'), "unknown key 'methods' (did you mean 'method'?); the keys are method, model,"),

@@ -141,7 +141,8 @@ class Engine:
         **sampling: float | None,
     ) -> list[list[Output]]:
         """As `serve`, with all results of each prompt. `pooling`: of the prompts whose hidden states are wanted."""
-        settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
+        defaults = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+        settings = Sampling(**(defaults | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
         for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):

@@ -234,7 +234,7 @@ def test_norms_of_many_kernels(gpu: FakeGpu, monkeypatch: Patch) -> None:
 
 def test_projections_one_by_one(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """q, k, v, gate and up as products of their own, and the activation unfused, as it needs them stacked."""
-    monkeypatch.setattr("fairlead_worker.model.loader.fuse_projections", lambda model: 0)
+    monkeypatch.setattr("fairlead_worker.model.loader.fuse_projections", lambda *_: 0)
     assert "mm bfloat16: 7 kernels, 4 allowed" in excess(gpu)
 
 

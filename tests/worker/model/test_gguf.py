@@ -9,8 +9,10 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from tests.gguf_models import small_model, write_gguf
+from tests.real_models import GEMMA3, real_folder, real_model
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
+from fairlead.packaged_model import SMOLLM2, PackagedModel
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.execution.forward import choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
@@ -226,3 +228,16 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelLoadError, match=r"general\.architecture 'mamba' is not supported from GGUF \(llama, .*safetensors"):
         load(tmp_path / "m.gguf", tmp_path)
+
+
+@pytest.mark.parametrize("real", [SMOLLM2, GEMMA3], ids=lambda model: model.name)
+def test_real_files_have_the_numbers_that_transformers_reads(real: PackagedModel, tmp_path: Path) -> None:
+    path = real_model(real)
+    loaded = load(path, tmp_path, dtype="auto")
+    text = TrialText.from_folder(loaded.path, loaded.vocabulary_size)
+    with widened(loaded.model), torch.inference_mode():
+        got = run_whole(loaded.model, loaded.layers, text, torch.float32)
+    del loaded
+    theirs = AutoModelForCausalLM.from_pretrained(real_folder(real, "float32"))
+    with torch.inference_mode():
+        assert_same(got, torch.cat([theirs(input_ids=part[None]).logits[0] for part in text.tokens]))

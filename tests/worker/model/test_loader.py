@@ -122,6 +122,10 @@ def unknown_type(folder: Path) -> None:
     edit(folder / "config.json", model_type="telepathy")
 
 
+def encoder_type(folder: Path) -> None:
+    edit(folder / "config.json", model_type="xlm-roberta", architectures=["XLMRobertaModel"])
+
+
 def quantize(folder: Path) -> None:
     edit(folder / "config.json", quantization_config={"quant_method": "awq"})
 
@@ -137,6 +141,10 @@ def quantize(folder: Path) -> None:
         (cut_weights, r"weights cannot be loaded"),
         (change_shape, r"weights cannot be loaded"),
         (unknown_type, r"unsupported architecture: transformers has no causal LM for model_type 'telepathy'"),
+        (
+            encoder_type,
+            r"unsupported architecture: XLMRobertaModel has an encoder \(model_type 'xlm-roberta'\), and only decoders are served",
+        ),
         (quantize, r"its config.json says awq, and no file has a tensor that ends with .qweight"),
     ],
 )

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from safetensors import safe_open
+from tests.real_models import GEMMA3, real_folder
 from torch import nn
 
 from fairlead_worker.native.library import native
@@ -102,6 +104,15 @@ def test_int4_is_nearer_than_steps_from_the_lowest_to_the_highest_weight(tail: i
     naive = from_lowest_to_highest(weight) - groups_of(weight)
     assert off.norm() <= 0.93 * naive.norm()
     assert (off.norm(dim=1) <= 1.05 * naive.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("layer", [0, 17])
+@pytest.mark.parametrize("name", ["mlp.down_proj", "self_attn.q_proj"])
+def test_int4_is_nearer_to_trained_weights_too(name: str, layer: int) -> None:
+    with safe_open(real_folder(GEMMA3) / "model.safetensors", "pt") as file:
+        weight = file.get_tensor(f"model.layers.{layer}.{name}.weight")
+    off = groups_of(NativeLinear(weight, None, quantization="int4").widen(0, len(weight))) - groups_of(weight)
+    assert off.norm() <= 0.93 * (from_lowest_to_highest(weight).nan_to_num(0) - groups_of(weight)).norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

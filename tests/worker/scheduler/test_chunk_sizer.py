@@ -14,10 +14,11 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import Sampling, Submit, TokenLogprobs
-from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
+from fairlead_worker.scheduler.chunk_sizer import PREFILL_PER_DECODE, ChunkSizer
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
+from fairlead_worker.scheduler.stats import EngineStats
 
 CHUNK, PAGE = 512, 16
 FLOOR, LIMIT = CHUNK // 8, 4 * CHUNK
@@ -88,7 +89,9 @@ def test_steps_keep_to_the_target_and_use_it(decodes: int) -> None:
 
 
 def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> None:
-    """`chunks_grow` off, as on a CPU without --itl-target-ms: a step of 512 tokens takes 40 ms of the one machine, 0.8 s of the other."""
+    """`chunks_grow` off, as on a CPU without --itl-target-ms: a step of 512 tokens takes 40 ms of the one machine, 0.8 s of the other.
+
+    The queue stays so long that no step is shortened for its decodes."""
 
     def steps(slowness: float, target: float) -> list[tuple[int, int, float]]:
         bench = Bench(lambda plan: slowness * law(plan), target, chunks_grow=False)
@@ -97,7 +100,7 @@ def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> 
             bench.submit(20, 4000)
         for _ in range(30):
             bench.step()
-        for _ in range(20):
+        for _ in range(24):
             bench.submit(4000, 40)
         for _ in range(150):
             bench.step()
@@ -106,6 +109,62 @@ def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> 
     assert [taken[:2] for taken in steps(1, 0.5)] == [taken[:2] for taken in steps(1, 0.0)]
     slow = [seconds for prefill, running, seconds in steps(20, 0.5) if running and prefill >= FLOOR]
     assert len(slow) > 50 and max(slow) <= 1.1 * 0.5 < 20 * 6e-5 * CHUNK
+
+
+def small_model(plan: StepPlan) -> float:
+    """Seconds of a step of SmolLM2 in bfloat16 on two cores, as measured: a decode step takes as long as 22 tokens of prefill."""
+    return 9e-3 + (2e-3 + 5.1e-4 * plan.prefill_tokens + 2e-8 * plan.prefill_work if plan.prefill_tokens else 0) + 2.7e-4 * plan.decodes
+
+
+def closed_loop(bench: Bench, clients: int, prompts: int, prompt: int, output: int) -> None:
+    """Send `prompts` requests, each when another client's has ended."""
+    scheduler = bench.scheduler
+    while bench.names < prompts or not scheduler.idle:
+        for _ in range(min(clients - len(scheduler.running) - len(scheduler.waiting), prompts - bench.names)):
+            bench.submit(prompt, output, ignore_eos=True)
+        bench.step()
+
+
+def itl(bench: Bench, share: float) -> float:
+    """Return a percentile of the gaps between tokens: each step is one gap of each of its decodes."""
+    gaps = sorted(seconds for _, decodes, seconds in bench.taken for _ in range(decodes))
+    return gaps[int(share * len(gaps))]
+
+
+def serve(*, clients: int, prompt: int, output: int, bounded: bool) -> Bench:
+    """Serve 100 requests as on a CPU without --itl-target-ms. `bounded`: False: chunks of the fixed size."""
+    bench = Bench(small_model, 0.5 if bounded else 0.0, chunks_grow=False)
+    bench.scheduler.stats.record_warmup_decode(9e-3)
+    bench.scheduler.stats.record_warmup(256, 0.14)
+    bench.submit(20, 400)
+    bench.step()
+    closed_loop(bench, clients, 100, prompt, output)
+    return bench
+
+
+def test_without_a_target_a_prompt_delays_streams_by_a_few_decode_steps() -> None:
+    bound, fixed = (serve(clients=8, prompt=256, output=64, bounded=bounded) for bounded in (True, False))
+    decode = small_model(StepPlan(decodes=8))
+    assert itl(fixed, 0.99) > 12 * decode
+    assert itl(bound, 0.99) <= 1.1 * (1 + PREFILL_PER_DECODE) * decode
+    assert sum(seconds for _, _, seconds in bound.taken) <= 1.05 * sum(seconds for _, _, seconds in fixed.taken), "throughput"
+
+
+def test_a_long_queue_keeps_its_throughput() -> None:
+    """Short chunks alone would cost a sixth of the throughput of these prompts."""
+    bound, fixed = (serve(clients=8, prompt=2000, output=64, bounded=bounded) for bounded in (True, False))
+    assert sum(seconds for _, _, seconds in bound.taken) <= 1.04 * sum(seconds for _, _, seconds in fixed.taken)
+
+
+@pytest.mark.parametrize(("decodes", "backlog", "fitting"), [(1, 0, 55), (8, 0, 66), (60, 0, 148), (8, 2400, 200), (8, 10**6, 504)])
+def test_a_step_holds_three_decode_steps_of_prefill_or_a_twelfth_of_the_queue(decodes: int, backlog: int, fitting: int) -> None:
+    config = SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=500, chunks_grow=False)
+    sizer = ChunkSizer(config, PAGE)
+    for number in range(200):
+        tokens, running = (0, 100, 200, 400)[number % 4], (1, 8, 30, 100)[number // 4 % 4]
+        sizer.observe((0.0, tokens, 0.0, running, 1.0), 9e-3 + 5.1e-4 * tokens + 2.7e-4 * running)
+    budget = sizer.prefill_budget(decodes, 0, backlog, EngineStats(CHUNK))
+    assert budget is not None and budget.count_fitting(0) == pytest.approx(fitting, rel=0.05) and budget.floor == FLOOR
 
 
 def test_a_steady_load_has_a_steady_chunk() -> None:
@@ -179,10 +238,12 @@ def test_a_target_that_cannot_be_kept_starves_no_request() -> None:
     assert max(sizes) <= FLOOR
 
 
-def test_adversarial_arrivals() -> None:
+@pytest.mark.parametrize("grows", [True, False])
+def test_adversarial_arrivals(grows: bool) -> None:
     """Floods, silence, one huge prompt among crumbs, and timings that lie or are not there."""
     draw = random.Random(5)
-    bench = Bench(lambda plan: draw.choice([0.0, law(plan), law(plan), 100 * law(plan), float("nan"), 1e-9]))
+    bench = Bench(lambda plan: draw.choice([0.0, law(plan), law(plan), 100 * law(plan), float("nan"), 1e-9]), chunks_grow=grows)
+    bench.scheduler.stats.record_warmup(64, 5e-3)
     for _ in range(300):
         for _ in range(draw.choice([0, 0, 0, 1, 30])):
             bench.submit(draw.choice([1, 15, 16, 17, 700, 3000]), draw.choice([1, 2, 60]))
@@ -201,7 +262,7 @@ def test_the_prefill_budget_is_bounded_for_any_measurements(steps: list[tuple[in
     for tokens, work, decodes, seconds in steps:
         sizer.observe((float(work), tokens, 100 * decodes, decodes, 1.0), seconds)
         assert all(0 <= coefficient < float("inf") for coefficient in sizer.time.coefficients)
-        budget = sizer.prefill_budget(5, 500)
+        budget = sizer.prefill_budget(5, 500, 0, EngineStats(CHUNK))
         if budget is not None:
             assert budget.floor == FLOOR and CHUNK <= budget.limit <= LIMIT
             assert 0 <= budget.count_fitting(0) <= LIMIT and 0 <= budget.count_fitting(60_000) <= LIMIT

@@ -5,7 +5,7 @@ import socket
 import sys
 from contextlib import suppress
 from ipaddress import IPv6Address
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote
 
@@ -61,8 +61,8 @@ class WorkerConfig(BaseSettings):
     ] = "none"
     max_model_len: Annotated[NonNegative, flag("Model", "tokens of prompt and output together, at most; 0: the model's limit")] = 0
     generation_config: Annotated[
-        Literal["auto", "none"],
-        flag("Model", "sampling defaults; auto: the model's generation_config.json, none: OpenAI's"),
+        str,
+        flag("Model", "sampling defaults: auto, the model's generation_config.json; none, OpenAI's; or a folder with this file"),
     ] = "auto"
 
     # API server
@@ -117,7 +117,7 @@ class WorkerConfig(BaseSettings):
         flag(
             "Scheduling",
             "target time of a step with decodes, in milliseconds; chunks of prefill are made to fit. "
-            "0: chunks of --chunked-prefill-size, smaller on a slow CPU",
+            "0: chunks of --chunked-prefill-size; on a CPU shorter ones, by the time of a decode step",
             ge=0,
             allow_inf_nan=False,
         ),
@@ -260,6 +260,13 @@ class WorkerConfig(BaseSettings):
     @classmethod
     def _check_model(cls, value: str) -> str:
         return to_model_uri(value)
+
+    @field_validator("generation_config")
+    @classmethod
+    def _check_generation_config(cls, value: str) -> str:
+        if value not in ("auto", "none") and not Path(value, "generation_config.json").is_file():
+            raise ValueError("is neither auto, nor none, nor a folder with generation_config.json")
+        return value
 
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fairlead_worker.grammar.closed import close_objects
+
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
@@ -22,8 +24,8 @@ def split_markers(text: str, special: Callable[[str], int | None]) -> list[str]:
 
 
 def with_whitespace(schema: Any, whitespace: str | None) -> str:
-    """Add whitespace options to a schema, which needs its own within a Lark grammar."""
-    return to_json({"x-guidance": options(whitespace)} | schema) if isinstance(schema, dict) else to_json(schema)
+    """Close the objects of a schema within a Lark grammar, and add its whitespace options."""
+    return to_json({"x-guidance": options(whitespace)} | close_objects(schema)) if isinstance(schema, dict) else to_json(schema)
 
 
 def options(whitespace: str | None) -> "JsonCompileOptions":

@@ -8,6 +8,7 @@ import msgspec
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from fairlead_worker.grammar.closed import close_objects
 from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
 from fairlead_worker.grammar.lark import NAMES, options, quote, split_markers, to_json, with_whitespace
 from fairlead_worker.grammar.structural_tag import lower_structural_tag
@@ -42,7 +43,7 @@ def _lower_by_kind(constraint: Constraint, special: Callable[[str], int | None])
 def _lower_json_schema(schema: Any, whitespace: str | None) -> str:
     if schema is False:
         raise ValueError("the schema false allows nothing")
-    return LLMatcher.grammar_from_json_schema(to_json({} if schema is True else schema), defaults=options(whitespace))
+    return LLMatcher.grammar_from_json_schema(to_json({} if schema is True else close_objects(schema)), defaults=options(whitespace))
 
 
 def _lower_calls(document: Any, whitespace: str | None) -> str:

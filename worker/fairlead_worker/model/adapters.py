@@ -1,9 +1,11 @@
 """Models of other packages: a class for a `model_type` that transformers does not know, registered as an entry point of that name."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from fairlead_worker.plugins import MODEL_GROUP, Plugin, find_plugin, refuse
 
@@ -13,9 +15,11 @@ logger = logging.getLogger(__name__)
 def register_adapter(model_type: str) -> bool:
     """Return True if there is a causal LM for `model_type`: one of transformers, or of a package, which is registered with transformers.
 
+    transformers' causal classes of encoders (BertLMHeadModel) do not count: no published checkpoint has weights for them.
+
     Raises PluginError if the package's class cannot be used.
     """
-    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return True
     plugin = find_plugin(MODEL_GROUP, model_type)
     if plugin is None:
@@ -28,6 +32,16 @@ def register_adapter(model_type: str) -> bool:
         raise refuse(MODEL_GROUP, plugin, f"transformers does not accept {model_class.__name__}: {error}") from error
     logger.info("model_type %s: %s of package %s", model_type, model_class.__name__, plugin.package)
     return True
+
+
+def describe_unsupported(config: Mapping[str, Any]) -> str:
+    """Return why `register_adapter` knows no model for this config.json, and what can be served instead."""
+    kind = config.get("model_type")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        name = next(iter(config.get("architectures") or ()), kind)
+        served = "only decoders are served, also for embeddings: choose one such as Qwen/Qwen3-Embedding-0.6B"
+        return f"{name} has an encoder (model_type {kind!r}), and {served}"
+    return f"transformers has no causal LM for model_type {kind!r}, and no installed package registers one"
 
 
 def _check(plugin: Plugin) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:

@@ -10,13 +10,19 @@ from fairlead_worker.weights.progress import Progress, no_progress
 
 
 def load_draft(
-    uri: str, target: LoadedModel, *, dtype: str = "auto", progress: Progress = no_progress, cache: ModelCache | None = None
+    uri: str,
+    target: LoadedModel,
+    *,
+    dtype: str = "auto",
+    quantization: str = "none",
+    progress: Progress = no_progress,
+    cache: ModelCache | None = None,
 ) -> LoadedModel:
     """Load the model at `uri` to draft for `target`.
 
     Raises ModelLoadError as for any model, or if the two do not fit together.
     """
-    draft = load_model(uri, dtype=dtype, device=target.device, progress=progress, cache=cache)
+    draft = load_model(uri, dtype=dtype, device=target.device, quantization=quantization, progress=progress, cache=cache)
     if draft.max_model_len < target.max_model_len:
         raise ModelLoadError(
             uri,

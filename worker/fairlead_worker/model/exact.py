@@ -17,8 +17,8 @@ from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.lowbit.rows import ACTIVATIONS
 from fairlead_worker.native.linear import NativeLinear
 
-PART = 1 << 24
-"""Weights of a linear layer that are widened at a time: 64 MiB."""
+PART = 1 << 20
+"""Weights of a linear layer that are widened at a time: 4 MiB, which the allocator keeps, while each larger block is new memory."""
 PLAIN: tuple[type, ...] = (torch.Tensor, nn.Parameter)
 """Weights of any other type are a library's own numbers of few bits."""
 Read = Callable[[int, int], torch.Tensor]

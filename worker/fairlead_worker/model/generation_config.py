@@ -10,6 +10,13 @@ _BOUNDS = {"temperature": (0, 2), "top_p": (1e-9, 1), "top_k": (0, 2**31), "min_
 """The fields that are used, as in vLLM, with the API's own bounds."""
 
 
+def find_defaults(generation_config: str, model: Path) -> dict[str, float]:
+    """Return the defaults for a value of `--generation-config`: auto, none or a folder, as in vLLM."""
+    if generation_config == "none":
+        return {}
+    return sampling_defaults(model if generation_config == "auto" else Path(generation_config))
+
+
 def sampling_defaults(folder: Path) -> dict[str, float]:
     """Return the recommended values that are present and valid. An unreadable file gives none."""
     try:

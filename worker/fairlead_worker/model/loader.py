@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.ipc.messages import Pooling
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.adapters import register_adapter
+from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
@@ -271,8 +271,7 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
     except PluginError as error:
         raise ModelLoadError(uri, str(error)) from error
     if not known:
-        missing = f"transformers has no causal LM for model_type {kind!r}, and no installed package registers one"
-        raise ModelLoadError(uri, f"unsupported architecture: {missing}")
+        raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:

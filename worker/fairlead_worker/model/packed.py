@@ -28,12 +28,12 @@ GROUP = 32
 """Inputs of an output that share a scale in int4."""
 ROWS = 16
 """oneDNN picks a layout for a number of rows. The layout for 8 to 64 rows is as good as any for 1 to 264 rows; the one for 1 row is not."""
+ENDS = 64
+"""First and last outputs of a packed layer that are compared with float32: whole panels and a part of one."""
 HEAD_BITS = {"int4": "int8"}
 """Quantization of the output head where it differs from the other layers': in 4 bits it alone costs SmolLM2-135M 0.07 of 0.08 nats."""
 CHECKED = 64
 """Outputs whose rounded weights are compared with the exact ones. Every output is checked for NaN and infinity."""
-ENDS = 64
-"""First and last outputs of a packed layer that are compared with float32: whole panels and a part of one."""
 
 
 class Make(Protocol):
@@ -176,4 +176,4 @@ def _rounding_problem(packed: NativeLinear, weight: torch.Tensor, inputs: torch.
 
 def _groups(rows: torch.Tensor) -> torch.Tensor:
     """Return [n, inputs] as [n, groups, 32], the last one filled up with zeros."""
-    return nn.functional.pad(rows, (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)
+    return functional.pad(rows, (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)

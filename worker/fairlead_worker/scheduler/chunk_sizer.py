@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 
 from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.stats import EngineStats
 
 Work = tuple[float, float, float, float, float]
 """Terms of one step: summed positions of its prefill tokens (their attention), prefill tokens, summed lengths of its decodes (their
@@ -26,6 +27,11 @@ _OUTLIER = 3.0
 fit still follows a machine that has become slower within a few steps."""
 _MARGIN = 0.9
 """Share of the target that a step is planned for."""
+PREFILL_PER_DECODE = 3
+"""Time of a step's prefill in decode steps if no target is set and few prompts wait."""
+_BACKLOG_STEPS = 12
+"""A step prefills this part of the waiting tokens, if that is more. Every step takes a decode step's time besides, so whole chunks serve a
+long queue faster: with prompts of 1,000 and 2,000 tokens, short steps alone cost 13 and 18 % of the throughput, this 5 and 2 %."""
 
 
 def prefill_work(start: int, count: int) -> float:
@@ -146,7 +152,8 @@ class ChunkSizer:
     It is at most twice the largest recent step, because the fit is uncertain beyond the measured sizes. The fixed size holds in a step
     without decodes, and until enough steps were timed. A chunk depends on the fit alone and not on the last chunk, so it cannot oscillate.
 
-    With `chunks_grow` off, chunks only shrink: a step has at most the tokens that the fixed size leaves beside the decodes.
+    With `chunks_grow` off, chunks only shrink: a step has at most the tokens that the fixed size leaves beside the decodes. Its prefill
+    takes at most `PREFILL_PER_DECODE` decode steps, or is a twelfth of the waiting tokens. So streams are smooth without a target.
     """
 
     __slots__ = ("_fixed", "_floor", "_grows", "_largest_step", "_limit", "_target", "time")
@@ -161,18 +168,26 @@ class ChunkSizer:
         """Prefill tokens of the largest recent step; decays."""
         self.time = StepTime(self._target)
 
-    def prefill_budget(self, decodes: int, context: int, rate: float = 0.0) -> PrefillBudget | None:
+    def prefill_budget(self, decodes: int, context: int, backlog: int, stats: EngineStats) -> PrefillBudget | None:
         """Return the prefill of a step with `decodes` decodes, whose lengths sum to `context`. None: the fixed size holds.
 
-        `rate`: prompt tokens per second; 0: unknown. With `chunks_grow` off, it is used until the fit is known.
+        `backlog`: prompt tokens that wait. `stats`: with `chunks_grow` off, its speed is used until the fit is known.
         """
         if not decodes:
             return None
-        limit = min(self._limit, max(self._fixed, int(2 * self._largest_step))) - (0 if self._grows else decodes)
-        if not self.time.is_known:
-            return None if self._grows or rate <= 0.0 else PrefillBudget(_MARGIN * self._target, self._floor, limit, 0.0, 1.0 / rate)
-        seconds = _MARGIN * self._target - self.time.predict((0.0, 0.0, context, decodes, 1.0))
-        return PrefillBudget(seconds, self._floor, limit, self.time.coefficients[0], self.time.coefficients[1])
+        if self.time.is_known:
+            decode = self.time.predict((0.0, 0.0, context, decodes, 1.0))
+            work, token = self.time.coefficients[:2]
+        elif self._grows or stats.prefill_rate <= 0.0:
+            return None
+        else:
+            decode = stats.decode_seconds if isfinite(stats.decode_seconds) else 0.0
+            work, token = 0.0, 1.0 / stats.prefill_rate
+        limit, seconds = min(self._limit, max(self._fixed, int(2 * self._largest_step))), _MARGIN * self._target - decode
+        if not self._grows:
+            limit -= decodes
+            seconds = min(seconds, max(PREFILL_PER_DECODE * decode, token * backlog / _BACKLOG_STEPS))
+        return PrefillBudget(seconds, self._floor, limit, work, token)
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from one step."""

@@ -29,7 +29,7 @@ class SchedulerConfig:
     itl_target_ms: float = 0.0
     """Target duration of a step with decodes, in milliseconds: chunks are sized to keep it (`scheduler/chunk_sizer.py`). 0: fixed size."""
     chunks_grow: bool = True
-    """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink."""
+    """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink, with the decode step."""
     policy: PolicyName = "sjf"
     """Order of waiting requests. `policy_uses_priority` and `policy_uses_cache` say what it depends on."""
     dedupe_tokens: int = 32

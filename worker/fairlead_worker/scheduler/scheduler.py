@@ -95,6 +95,11 @@ class Scheduler:
         """Whether there is nothing to compute."""
         return not self._requests
 
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens that wait, without cached ones."""
+        return self.waiting.tokens + self.prefill.backlog_tokens
+
     # Step
 
     def plan(self) -> StepPlan:
@@ -119,7 +124,7 @@ class Scheduler:
         """Return the budget for prefill beside these decodes."""
         prefill_budget = None
         if self.chunk_sizer is not None:
-            prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.stats.prefill_rate)
+            prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.backlog_tokens, self.stats)
         idle = 0 if self.batch.rows else idle_tokens(self.config, self.stats.prefill_rate)
         background = background_budget(self.stats, self.chunk_sizer, self.cache.page_size, self.config.max_prefill_tokens)
         return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, background)
@@ -349,7 +354,7 @@ class Scheduler:
         return Load(
             running=len(self.running),
             waiting=len(self.waiting),
-            backlog_tokens=self.waiting.tokens + self.prefill.backlog_tokens,
+            backlog_tokens=self.backlog_tokens,
             prefill_rate=stats.prefill_rate,
             step_seconds=stats.step_seconds(is_running=bool(self.running)),
             pages_total=pool.total,

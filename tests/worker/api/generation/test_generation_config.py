@@ -10,7 +10,8 @@ from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.generation.sampling import build_sampling_request
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
-from fairlead_worker.model.generation_config import sampling_defaults
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.model.generation_config import find_defaults, sampling_defaults
 
 
 def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -32,6 +33,17 @@ def test_request_fields_override_the_generation_config() -> None:
     assert (own.temperature, own.top_k, own.top_p, own.min_p, own.repetition_penalty) == (0, 0, 1, 0, 1)
     plain = build_sampling_request(ChatRequest(), {}).sampling
     assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p, plain.repetition_penalty) == (1, 0, 1, 0, 1)
+
+
+def test_another_folder_gives_them_instead(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    for folder, temperature in ((model, 0.5), (other, 0.2)):
+        folder.mkdir()
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": temperature}))
+    assert [find_defaults(value, model) for value in ("auto", "none", str(other))] == [{"temperature": 0.5}, {}, {"temperature": 0.2}]
+    assert WorkerConfig.from_command_line(["--model", "o/n", "--generation-config", str(other)]).generation_config == str(other)
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line(["--model", "o/n", "--generation-config", str(tmp_path)])
 
 
 def test_a_worker_applies_and_names_them(model: Path, start: Callable[..., WorkerProcess], tmp_path: Path) -> None:

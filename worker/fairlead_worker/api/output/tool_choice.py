@@ -18,6 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """OpenAI's names, plus the dots and colons that tool servers put into theirs."""
 _CHOICES = "none, auto, required, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}"
 _ANY_OBJECT = {"type": "object"}
+_NO_PARAMETERS: dict[str, Any] = {"properties": {}}
+"""OpenAI's meaning of a function without `parameters`. Without it a model that must call one invents some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def _parse_function(tool: dict[str, Any], field: str) -> Function:
         raise invalid(f"{where}.description: must be a string", param=f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):
         raise invalid(f"{where}.strict: must be true or false", param=f"{where}.strict")
-    return Function(name, parameters or {}, bool(function.get("strict")), where)
+    return Function(name, parameters or _NO_PARAMETERS, bool(function.get("strict")), where)
 
 
 def _require_some(functions: "list[Function] | tuple[Function, ...]") -> tuple[Function, ...]:

@@ -1,0 +1,1 @@
+"""What precision costs in quality: trained models on a fixed text."""
