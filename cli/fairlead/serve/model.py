@@ -15,6 +15,7 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights import hub
+from fairlead_worker.weights.digest import WEIGHTS
 from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.uri import parse_uri, resolve
 
@@ -29,7 +30,6 @@ REFUSED_ENGINE_FLAGS = {
 """Why a flag of vLLM or SGLang is refused."""
 PROBED_HOSTS = ("0.0.0.0", "localhost", LOOPBACK)
 """Values of `--host` with which a worker answers on loopback over IPv4."""
-WEIGHTS = "*.safetensors"
 
 
 class ModelRefused(Exception):
@@ -59,11 +59,11 @@ def find_model(name: str) -> str:
 
 def _check_folder(uri: str, path: Path) -> None:
     if not path.exists():
-        model = "give a folder with config.json and *.safetensors, or ORG/NAME of the Hugging Face hub"
+        model = "give a folder with config.json and *.safetensors, a GGUF file, or ORG/NAME of the Hugging Face hub"
         raise ModelLoadError(uri, f"there is no {path}; {model}, or make a random model: fairlead make-model {shlex.quote(str(path))}")
     folder = resolve(uri)
-    if not any(folder.glob(WEIGHTS)):
-        raise ModelLoadError(uri, f"no {WEIGHTS} in {folder}; convert the checkpoint to safetensors")
+    if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise ModelLoadError(uri, f"no {' and no '.join(WEIGHTS)} in {folder}; convert the checkpoint to safetensors")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ def _check_engine(options: ServeOptions, uri: str) -> None:
     find_engine(ENGINE_COMMANDS[options.runtime])
     if not uri.startswith(("file://", "hf://")):
         raise UserError(f"--runtime {options.runtime}: {uri} is neither a folder nor a model of the hub; download it first")
+    if uri.partition("@")[0].endswith(".gguf"):
+        raise UserError(f"--runtime {options.runtime}: {uri} is a GGUF file, which only Fairlead's own engine serves; leave out --runtime")
     for flag in (one.partition("=")[0] for one in options.flags or ()):
         name = flag.lstrip("-").partition(".")[0].replace("_", "-")  # vLLM reads --api_key and --kv-events-config.endpoint too
         if flag.startswith("-") and name in REFUSED_ENGINE_FLAGS:

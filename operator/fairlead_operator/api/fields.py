@@ -115,7 +115,7 @@ Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 URI = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*((/[A-Za-z0-9._-]+)+\.gguf)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
     r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
     r"|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
     r"|oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
@@ -125,7 +125,7 @@ URI = (
 
 
 def _uri_help(path: str) -> str:
-    forms = "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
+    forms = "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
     return f"{path} must be {forms}"
 
 

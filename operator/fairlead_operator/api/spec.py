@@ -64,6 +64,11 @@ _ENGINE_SOURCE = (
     "spec.model.uri of runtime VLLM and SGLang must be an hf://, pvc://, oci:// or file:// model, since only Fairlead's engine downloads "
     "from buckets: copy the model to a claim (pvc://CLAIM/PATH)"
 )
+_ENGINE_GGUF = (
+    "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file, which only Fairlead's engine serves: name a folder with "
+    "safetensors, or set spec.engine.runtime to Fairlead"
+)
+_GGUF = r"\.gguf(@.*)?$"
 _ENGINE_ADAPTERS = (
     "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION, pvc://, oci:// or file://, since vLLM downloads no "
     "others: copy the adapter to a claim"
@@ -126,8 +131,8 @@ class Model(Part):
     )
 
     uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
-        "oci://IMAGE[#FOLDER] or file:///PATH."
+        description="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
+        "oci://IMAGE[#FOLDER] or file:///PATH. Each FOLDER and PATH may end with the name of a .gguf file."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='Value of "model" in requests. Absent: the name of the service.'
@@ -286,6 +291,7 @@ class ServiceSpec(Part):
                 path=".routing.forwardingMode",
             ),
             rule("self.engine.runtime == 'Fairlead' || !self.model.uri.matches('^(s3|gs)://')", _ENGINE_SOURCE, path=".model.uri"),
+            rule(f"self.engine.runtime == 'Fairlead' || !self.model.uri.matches(r'{_GGUF}')", _ENGINE_GGUF, path=".model.uri"),
             rule(
                 f"self.engine.runtime == 'Fairlead' || !has(self.model.adapters) || "
                 f"self.model.adapters.all(one, !one.uri.matches('{ENGINE_REFUSES}'))",
@@ -374,6 +380,7 @@ class ServiceSpec(Part):
         if runtime == "Fairlead":
             return
         refuse(self.model.uri.startswith(("s3://", "gs://")), f"{_ENGINE_SOURCE} (got {self.model.uri})")
+        refuse(re.search(_GGUF, self.model.uri) is not None, f"{_ENGINE_GGUF} (got {self.model.uri})")
         refuse(any(re.match(ENGINE_REFUSES, one.uri) for one in adapters), _ENGINE_ADAPTERS)
         refuse(runtime == "SGLang" and bool(adapters), _SGLANG_ADAPTERS)
         refuse(runtime == "SGLang" and self.access is not None, _SGLANG_ACCESS)

@@ -61,9 +61,9 @@ _KINDS = (
     ),
     (r"cannot load LoRA adapter", "AdapterLoadFailed", "Correct spec.model.adapters: the URI, the adapter's base model, its rank."),
     (
-        r"there is no /|is not a folder|no config\.json",
+        r"there is no /|is not a folder|no config\.json|GGUF models in /",
         "ModelNotFound",
-        "Correct the path in spec.model.uri: it names the folder that holds config.json.",
+        "Correct the path in spec.model.uri: it names the folder that holds config.json, or a .gguf file.",
     ),
     (
         r"CUDA out of memory|OutOfMemoryError|not enough (?:GPU )?memory|does not fit",
@@ -71,7 +71,8 @@ _KINDS = (
         "Use more or larger GPUs (spec.engine.tensorParallel), a smaller model, or less KV cache (spec.engine.kvCache.size).",
     ),
     (
-        r"missing weights|weights cannot be loaded|safetensors|cannot be read: |its tokenizer cannot be loaded|is not a valid ",
+        r"missing weights|weights (?:of \S+ )?cannot be loaded|cannot be read: |its tokenizer cannot be loaded|is not a valid "
+        r"|convert (?:it|the model) again|no GGUF file|is not beside it|model\.safetensors",
         "WeightsInvalid",
         "Copy or download the model again: its files are incomplete or damaged.",
     ),

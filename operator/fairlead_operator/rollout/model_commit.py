@@ -17,7 +17,8 @@ def find_hub_model(service: InferenceService) -> HubModel | None:
     model = service.spec.model
     if not model.uri.startswith(HUB):
         return None
-    repository, _, given = model.uri.removeprefix(HUB).partition("@")
+    path, _, given = model.uri.removeprefix(HUB).partition("@")
+    repository = "/".join(path.split("/")[:2])  # without a GGUF file in it
     revision = given or model.revision or ""
     if _COMMIT.match(revision):
         return None

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-_URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|(?:s3|gs)://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
+_URI: Final = r"hf://[\w.-]+(/[\w.-]+)?((/[\w.-]+)+\.gguf)?(@[\w./-]+)?|(?:s3|gs)://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
 _URI_OCI: Final = r"oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
-_REPOSITORY: Final = r"[\w.-]+/[\w.-]+(@[\w./-]+)?"
+_REPOSITORY: Final = r"[\w.-]+/[\w.-]+((/[\w.-]+)+\.gguf)?(@[\w./-]+)?"
 
 
 class ConfigObject(BaseModel):
@@ -60,18 +60,18 @@ def to_upper(value: Any) -> Any:
 
 
 def to_model_uri(value: str) -> str:
-    """Return the URI of a model that a user names: a URI, a folder of this machine, or ORG/NAME on the Hugging Face hub.
+    """Return the URI of a model that a user names: a URI, a folder or GGUF file of this machine, or ORG/NAME[/FILE.gguf] on the hub.
 
-    An existing folder wins over a repository of the same name. Raises ValueError for anything else.
+    An existing folder or file wins over a repository of the same name. Raises ValueError for anything else.
     """
     if re.fullmatch(f"{_URI}|{_URI_OCI}", value):
         return value
     folder = Path(value).expanduser()
-    if folder.is_dir() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
+    if folder.exists() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
         return (folder.resolve() if ".." in folder.parts else folder.absolute()).as_uri()  # a link keeps its name, the model's default name
     if re.fullmatch(_REPOSITORY, value):
         return f"hf://{value}"
     raise ValueError(
-        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder, "
-        "gs://bucket/folder, oci://image[#folder] or file:///path"
+        "is no folder or file here and no model URI; give a folder, FILE.gguf, ORG/NAME, hf://org/name[/FILE.gguf][@revision], "
+        "s3://bucket/folder, gs://bucket/folder, oci://image[#folder] or file:///path"
     )

@@ -381,7 +381,8 @@ class WorkerConfig(BaseSettings):
         scheme, _, rest = self.model.partition("://")
         if scheme == "oci":  # the repository, without tag, digest and folder
             return (PurePosixPath(rest.partition("#")[0].partition("@")[0]).name.partition(":")[0],)
-        return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(unquote(rest)).name,)
+        name = rest.partition("@")[0] if scheme == "hf" else PurePosixPath(unquote(rest)).name
+        return (name.removesuffix(".gguf"),)
 
     @property
     def loras(self) -> dict[str, str]:

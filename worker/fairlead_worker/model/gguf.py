@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fairlead_worker.native.ggml import GgmlLinear, dequantize_rows, packed_ggml
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import KINDS
 from fairlead_worker.native.memory import Arena, room
-from fairlead_worker.weights.gguf.architectures import Architecture, architecture_of, is_described, module_of
+from fairlead_worker.weights.gguf.architectures import architecture_of, is_described, module_of
 from fairlead_worker.weights.gguf.folder import whole_models
 from fairlead_worker.weights.gguf.reader import Gguf, GgufError, Tensor, read_gguf
 from fairlead_worker.weights.progress import Progress
@@ -39,16 +40,17 @@ class GgufWeights:
             if is_described(tensor.name):
                 continue
             if (module := module_of(self.architecture, tensor.name)) is None:
-                raise GgufError(gguf.path, f"tensor {tensor.name} is unknown in {name}: it is not served without it; serve the safetensors")
+                raise GgufError(gguf.path, f"tensor {tensor.name} is not supported in {name}: serve the model's safetensors")
             self.taken[".".join(module)] = tensor
-        self._heads = {each: gguf.metadata.get(f"{name}.attention.{key}") for each, key in (("q", "head_count"), ("k", "head_count_kv"))}
+        heads = gguf.metadata[f"{name}.attention.head_count"]
+        self._heads = {"q_proj": heads, "k_proj": gguf.metadata.get(f"{name}.attention.head_count_kv", heads)}
 
     def rows(self, name: str) -> torch.Tensor:
         """Return the bytes of each row, [rows, bytes] uint8: of the mapped file, unless they have another order there."""
         tensor = self.taken[name]
         rows = self._maps[tensor.path][1][tensor.offset : tensor.offset + tensor.size].view(tensor.shape[0], -1)
-        heads = self._heads["k" if ".k_proj." in name else "q"] or self._heads["q"]
-        if not self.architecture.interleaved or not name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        heads = self._heads.get(name.split(".")[-2])
+        if not self.architecture.interleaved or heads is None:
             return rows
         # Meta's rope turns neighbours, and transformers' turns halves of a head.
         return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
@@ -57,10 +59,8 @@ class GgufWeights:
         """Return a parameter in float32."""
         tensor = self.taken[name]
         rows = self.rows(name)
-        if tensor.type in PLAIN:
-            values = rows.view(PLAIN[tensor.type]).view(tensor.shape).float()
-        else:
-            values = _dequantize(rows, tensor.type)
+        plain = PLAIN.get(tensor.type)
+        values = _dequantize(rows, tensor.type) if plain is None else rows.view(plain).view(tensor.shape).float()
         return values - 1 if self.architecture.norms_with_one and name.endswith("norm.weight") else values
 
     def release(self, name: str) -> None:
@@ -78,13 +78,14 @@ class GgmlEmbedding(nn.Module):
         """blocks: [tokens, bytes of a row] uint8. scale: factor of all values, as Gemma has."""
         super().__init__()
         self.blocks, self.ggml_type, self.width, self.scale = blocks, ggml_type, width, scale
-        self.register_buffer("dtype_holder", torch.empty(0, dtype=dtype), persistent=False)
+        # A buffer, so that `exact.widened` makes the results float32.
+        self.like = nn.Buffer(torch.empty(0, dtype=dtype), persistent=False)
         # Its size is asked for like that of other embeddings.
         self.weight = torch.empty(len(blocks), width, dtype=dtype, device="meta")
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = dequantize_rows(self.blocks[ids.flatten()], self.ggml_type, self.width)
-        return (rows if self.scale == 1 else rows * self.scale).to(self.dtype_holder.dtype).view(*ids.shape, self.width)
+        return (rows if self.scale == 1 else rows * self.scale).to(self.like.dtype).view(*ids.shape, self.width)
 
 
 class _Projection:
@@ -102,7 +103,11 @@ class _Projection:
 
 
 class _Missing(nn.Module):
-    """The place of a module that is put in after the load."""
+    """The place of a matrix that is put in after the load."""
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        self.scale: float | None = getattr(replaced, "scalar_embed_scale", None)
 
 
 def find_gguf(folder: Path) -> Path | None:
@@ -115,7 +120,7 @@ def read_gguf_model(
 ) -> tuple[PreTrainedModel, bool]:
     """Return the model, and whether its linear layers are in the file's blocks. Raises ModelLoadError."""
     try:
-        weights = GgufWeights(read_gguf(path))
+        weights = GgufWeights(read_gguf(path, texts=False))
         size = sum(tensor.size for tensor in weights.taken.values())
         progress("weights", 0, 0, size)
         keep = device.type == "cpu" and native() is not None and dtype in KINDS
@@ -155,18 +160,14 @@ def _from_state(
             self.all_tied_weights_keys = {}  # there are no parameters to tie
             for path, module in list(self.named_modules()):
                 if isinstance(module, nn.Linear | nn.Embedding):
-                    _replace(self, path, _hold(module))
+                    _replace(self, path, _Missing(module))
 
-    made = type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
-    given: dict[str, Any] = {"device_map": {"": device}} if device.type != "cpu" else {}
-    model: PreTrainedModel = made.from_pretrained(None, config=config, dtype=dtype, state_dict=dict(state), **given)
-    return model
-
-
-def _hold(module: nn.Module) -> _Missing:
-    held = _Missing()
-    held.scale = getattr(module, "scalar_embed_scale", None)  # type: ignore[assignment]  # a number, not a module
-    return held
+    made: type[PreTrainedModel] = type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
+    given: dict[str, Any] = {"config": config, "dtype": dtype, "state_dict": dict(state)}
+    if device.type != "cpu" and find_spec("accelerate"):  # without accelerate, transformers reads to the host first
+        given["device_map"] = {"": device}
+    model: PreTrainedModel = made.from_pretrained(None, **given)
+    return model.to(device)
 
 
 def _check_shapes(model: PreTrainedModel, weights: GgufWeights, tied: bool) -> None:
@@ -201,7 +202,8 @@ def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dty
         return _Projection(weights.rows(source[path]), tensor.type, tensor.shape[1], values, dtype, arena)
 
     tensor = weights.taken[source[embedding]]
-    scale = _embedding_scale(model, embedding)
+    held: Any = model.get_submodule(embedding)
+    scale = 1.0 if held.scale is None else float(held.scale)
     _replace(model, embedding, GgmlEmbedding(weights.rows(source[embedding]), tensor.type, tensor.shape[1], scale, dtype))
     while matrices:
         parent, _, name = matrices[0].rpartition(".")
@@ -217,18 +219,12 @@ def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dty
             setattr(model.get_submodule(parent), group[0], stack)
         for path in paths:
             matrices.remove(path)
-            if source[path] != source[embedding]:
-                weights.release(source[path])
+            weights.release(source[path])
 
 
 def _packed_bytes(tensor: Tensor) -> int:
-    return packed_ggml_bytes(*tensor.shape, tensor.type)
-
-
-def _embedding_scale(model: PreTrainedModel, embedding: str) -> float:
-    """Return the factor that the family's own embedding, or its body, multiplies rows by."""
-    held: Any = model.get_submodule(embedding)
-    return float(held.scale) if held.scale is not None else 1.0
+    outputs, inputs = tensor.shape
+    return packed_ggml_bytes(outputs, inputs, tensor.type)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

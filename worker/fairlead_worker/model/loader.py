@@ -295,7 +295,7 @@ def _check_gguf(uri: str, quantization: str, ranks: int) -> None:
     if quantization != "none":
         raise ModelLoadError(uri, f"its weights are quantized in the GGUF file, so --quantization {quantization} is refused; leave it out")
     if ranks > 1:
-        raise ModelLoadError(uri, f"a GGUF file cannot be divided (--tensor-parallel-size {ranks}); serve the model's safetensors")
+        raise ModelLoadError(uri, f"--tensor-parallel-size {ranks} is not supported for a GGUF file; serve the model's safetensors")
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:

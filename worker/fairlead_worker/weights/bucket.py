@@ -37,11 +37,12 @@ SECRETS = {"s3": "a Secret with AWS_ACCESS_KEY_ID", "gs": "a Secret with the key
 
 @dataclass(frozen=True, slots=True)
 class BucketModel:
-    """`s3://bucket[/folder]` or `gs://bucket[/folder]`."""
+    """`s3://bucket[/folder][/file.gguf]` or `gs://bucket[/folder][/file.gguf]`."""
 
     bucket: str
     folder: str
     scheme: Literal["s3", "gs"] = "s3"
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)

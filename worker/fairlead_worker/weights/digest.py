@@ -5,6 +5,7 @@ from pathlib import Path
 
 import xxhash
 
+WEIGHTS = ("*.safetensors", "*.gguf")
 SAMPLES = 16
 SAMPLE_BYTES = 4096
 
@@ -16,7 +17,7 @@ def model_digest(folder: Path) -> str:
     file.
     """
     digest = xxhash.xxh3_128((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         for sample in _samples(path, size):

@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]` through the Hugging Face hub's own client, which resumes interrupted downloads."""
+"""`hf://org/name[/file.gguf][@revision]` through the Hugging Face hub's own client, which resumes interrupted downloads."""
 
 import errno
 from dataclasses import dataclass
@@ -30,10 +30,11 @@ CHECK_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """`hf://org/name[@revision]`."""
+    """`hf://org/name[/file.gguf][@revision]`."""
 
     repository: str
     revision: str | None
+    file: str = ""
 
 
 def check_exists(uri: str, source: HubModel) -> None:

@@ -16,10 +16,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The divisors of the frequencies of Llama 3's rope."""
 
 _ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION = {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj"} | {f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"}
+_ATTENTION = {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj"} | {
+    f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"
+}
 _MLP = {"ffn_norm": "post_attention_layernorm"} | {f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")}
 _HEAD_NORMS = {f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"}
 _DENSE = _ATTENTION | _MLP
+_QKV = frozenset(("attn_q", "attn_k", "attn_v"))
 _SANDWICH = _DENSE | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -136,8 +139,8 @@ def _phi3(fields: Fields) -> Config:
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _DENSE, _llama, interleaved=True, biased=frozenset(("attn_q", "attn_k", "attn_v", "attn_output"))),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _DENSE, lambda _: {"hidden_act": "silu"}, biased=frozenset(("attn_q", "attn_k", "attn_v"))),
+    "llama": Architecture("llama", "LlamaForCausalLM", _DENSE, _llama, interleaved=True, biased=_QKV | {"attn_output"}),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _DENSE, lambda _: {"hidden_act": "silu"}, biased=_QKV),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _DENSE | _HEAD_NORMS, lambda _: {"hidden_act": "silu", "attention_bias": False}),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, _phi3),
     "gemma": Architecture("gemma", "GemmaForCausalLM", _DENSE, _gemma, norms_with_one=True),
@@ -196,7 +199,9 @@ def read_floats(gguf: Gguf, name: str) -> list[float]:
 
     tensor = gguf.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1:
-        raise GgufError(gguf.path, f"tensor {name} is {tensor.type} {list(tensor.shape)}, not F32 in one dimension: convert the model again")
+        raise GgufError(
+            gguf.path, f"tensor {name} is {tensor.type} {list(tensor.shape)}, not F32 in one dimension: convert the model again"
+        )
     values: list[float] = numpy.fromfile(tensor.path, numpy.float32, tensor.shape[0], offset=tensor.offset).tolist()
     return values
 
@@ -257,7 +262,11 @@ def module_of(architecture: Architecture, tensor: str) -> tuple[str, str] | None
     if kind == "weight" and stem in _ENDS:
         return _ENDS[stem], kind
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found is None or found[2] not in architecture.layer or not (kind == "weight" or (kind == "bias" and found[2] in architecture.biased)):
+    if (
+        found is None
+        or found[2] not in architecture.layer
+        or not (kind == "weight" or (kind == "bias" and found[2] in architecture.biased))
+    ):
         return None
     return f"model.layers.{found[1]}.{architecture.layer[found[2]]}", kind
 

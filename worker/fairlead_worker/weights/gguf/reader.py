@@ -77,19 +77,22 @@ def part_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{found['stem']}-{number:05}-of-{found['count']}.gguf") for number in range(1, int(found["count"]) + 1)]
 
 
-def read_gguf(path: Path) -> Gguf:
-    """Read a model. Raises GgufError, and OSError of a file that cannot be opened."""
+def read_gguf(path: Path, *, texts: bool = True) -> Gguf:
+    """Read a model. texts: False leaves out arrays of texts, such as the vocabulary.
+
+    Raises GgufError, and OSError of a file that cannot be opened.
+    """
     paths = part_paths(path)
     if missing := next((part for part in paths if not part.is_file()), None):
         raise GgufError(path, f"it is one of {len(paths)} parts, and {missing.name} is not beside it: put all parts into one folder")
-    metadata, tensors = _Reader(paths[0]).read()
+    metadata, tensors = _Reader(paths[0], texts).read()
     count = metadata.get("split.count", 1)
     if count != len(paths):
         raise GgufError(
             paths[0], f"split.count is {count!r}, and its name says {len(paths)}: give the parts the names that gguf-split gave them"
         )
     for part in paths[1:]:
-        further = _Reader(part).read()[1]
+        further = _Reader(part, texts).read()[1]
         if double := next(iter(tensors.keys() & further.keys()), None):
             _fail(part, f"tensor {double} is in another part too")
         tensors |= further
@@ -106,8 +109,8 @@ def _fail(path: Path, cause: str) -> NoReturn:
 class _Reader:
     """A cursor over one mapped file. Every count is compared with the bytes that remain, before anything is allocated for it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
+    def __init__(self, path: Path, texts: bool) -> None:
+        self._path, self._texts, self._at = path, texts, 0
         with path.open("rb") as file:
             start = file.read(8)
             if len(start) < 8 or start[:4] != b"GGUF":
@@ -150,7 +153,8 @@ class _Reader:
         kind, count = self._number("I", key), self._number("Q", key)
         if kind == _STRING:
             self._check_room(key, count, 8)
-            return [self._string(key) for _ in range(count)]
+            texts = (self._string(key) if self._texts else self._bytes(key) for _ in range(count))
+            return [text for text in texts if self._texts]
         if kind == _ARRAY:
             raise GgufError(self._path, f"{key} is an array of arrays, which no known file has: convert the model again")
         each = struct.calcsize(form := self._format(key, kind))
@@ -201,7 +205,7 @@ class _Reader:
         return tensors
 
     def _count(self, name: str, least: int) -> int:
-        count = self._number("Q", name)
+        count: int = self._number("Q", name)
         self._check_room(name, count, least)
         return count
 
@@ -218,15 +222,18 @@ class _Reader:
         return value
 
     def _string(self, name: str) -> str:
+        try:
+            return self._bytes(name).decode()
+        except UnicodeDecodeError:
+            _fail(self._path, f"{name} is not UTF-8")
+
+    def _bytes(self, name: str) -> bytes:
         begin = self._at + 8
         size = int.from_bytes(self._data[self._at : begin], "little")
         if begin + size > len(self._data):
             _fail(self._path, f"{name} has a text of {size} bytes, and {max(0, len(self._data) - begin)} are left")
         self._at = begin + size
-        try:
-            return self._data[begin : self._at].decode()
-        except UnicodeDecodeError:
-            _fail(self._path, f"{name} is not UTF-8")
+        return self._data[begin : self._at]
 
 
 def _type_name(kind: int) -> str:

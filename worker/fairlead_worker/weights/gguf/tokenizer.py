@@ -95,7 +95,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
         for number, token in enumerate(vocabulary.tokens)
     }
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
-    if wrong := next((merge for merge in merges if len(merge) != 2 or "".join(merge) not in spelled or not spelled.keys() >= {*merge}), None):
+    if wrong := next((merge for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= spelled.keys()), None):
         raise vocabulary.error("merges", f"has {' '.join(wrong)!r}, whose parts or result are no tokens")
     patterns = [{"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in split.patterns]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -122,7 +122,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     unknown = vocabulary.token_id("unknown")
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     normalizers = [{"type": "Prepend", "prepend": SPACE}, replace] if prefixed else [replace]
-    decoders: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    restore = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    decoders: list[dict[str, Any]] = [restore, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return _assemble(

@@ -1,4 +1,4 @@
-"""`oci://IMAGE[:TAG][@DIGEST][#FOLDER]`, with the defaults of a container runtime, so that one URI works here and in a cluster."""
+"""`oci://IMAGE[:TAG][@DIGEST][#FOLDER][/FILE.gguf]`, with a container runtime's defaults, so that one URI works here and in a cluster."""
 
 import os
 import re
@@ -25,6 +25,8 @@ class OciModel:
     reference: str
     """Tag, or digest with `sha256:`."""
     folder: str
+    file: str = ""
+    """A GGUF file in that folder."""
 
     @property
     def base_url(self) -> str:
@@ -33,7 +35,8 @@ class OciModel:
 
     def at(self, digest: str) -> str:
         """Return the URI of this content, whatever tag led to it."""
-        return f"oci://{self.registry}/{self.repository}@{digest}" + (f"#{self.folder}" if self.folder else "")
+        inside = "/".join(filter(None, (self.folder, self.file)))
+        return f"oci://{self.registry}/{self.repository}@{digest}" + (f"#{inside}" if inside else "")
 
 
 def parse_oci(uri: str) -> OciModel:
@@ -47,7 +50,10 @@ def parse_oci(uri: str) -> OciModel:
     registry, slash, rest = found["name"].partition("/")
     if not slash or not (set(registry) & set(".:") or registry == "localhost"):
         registry, rest = DOCKER_HUB, found["name"] if slash else f"library/{found['name']}"
-    return OciModel(registry, rest, found["digest"] or found["tag"] or "latest", folder)
+    file = ""
+    if folder.endswith(".gguf"):
+        folder, _, file = folder.rpartition("/")
+    return OciModel(registry, rest, found["digest"] or found["tag"] or "latest", folder, file)
 
 
 def is_plain(registry: str) -> bool:
