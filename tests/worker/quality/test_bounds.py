@@ -99,6 +99,14 @@ def test_int8_is_within_three_times_the_rounding_of_bfloat16(measured: Measured)
     assert distance > measured.score("bfloat16").distance(measured.float32), "the weights have been rounded"
 
 
+def test_a_published_gguf_file_is_within_three_times_the_rounding_of_bfloat16(measured: Measured) -> None:
+    """Its blocks are the weights of the float32 model, so that only inputs are rounded, on CPUs with kernels to 8 bits."""
+    scores = measured.score("GGUF as published")
+    distance = scores.distance(measured.float32)
+    assert distance <= 3 * measured.rounding
+    assert measured.change(scores) <= chance(distance), "the changes have no direction"
+
+
 @needs_library
 def test_int4_is_good_enough_to_offer() -> None:
     """Its distance is larger than its change: the weights lose 12 bits, and a text's likelihood hardly notices."""
