@@ -33,7 +33,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
             f'-DFAIRLEAD_AMX_STAND_IN="{STAND_IN}"',
             f"-DAMX_BROKEN={broken}",
         ]
-        sources = [str(build.SOURCES / f"{name}.c") for name in ("amx", "gemm", "tile", "pack", "team")]
+        sources = [
+            str(build.SOURCES / f"{name}.c") for name in ("amx", "blocks", "gemm", "pack", "round", "team", "tile", "tile_blocks", "unpack")
+        ]
         subprocess.run(["gcc", *flags, "-c", *sources], check=True, cwd=folder)
         objects = [str(path) for path in folder.glob("*.o")]
         subprocess.run(["gcc", "-shared", *objects, "-lm", "-o", "amx.so"], check=True, cwd=folder)
