@@ -18,12 +18,9 @@ import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
 from tests.cli.remote_models import remote_model
-<<<<<<< HEAD
 from tests.gguf_models import small_model, write_gguf
-=======
 from tests.real_models import SMOLLM2, real_model
 from tests.servers.package_index import NO_INDEX
->>>>>>> main
 
 from fairlead.errors import UserError
 from fairlead.local.kubelet import free_port
