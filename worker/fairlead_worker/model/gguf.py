@@ -1,7 +1,7 @@
 """Weights of GGUF files: on a CPU kept in the file's own blocks, which native kernels multiply; elsewhere widened to the model's dtype."""
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -193,33 +193,44 @@ def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dty
     missing = [path for path, module in model.named_modules() if isinstance(module, _Missing)]
     embedding = next(path for path in missing if path.endswith("embed_tokens"))
     source = {path: f"{embedding if path == 'lm_head' and tied else path}.weight" for path in missing}
-    matrices = [path for path in missing if path != embedding]
-    arena = Arena(sum(room(_packed_bytes(weights.taken[source[path]])) for path in matrices))
-
-    def projection(path: str) -> _Projection:
-        tensor, bias = weights.taken[source[path]], f"{path}.bias"
-        values = weights.widen(bias).to(dtype) if bias in weights.taken else None
-        return _Projection(weights.rows(source[path]), tensor.type, tensor.shape[1], values, dtype, arena)
-
+    arena = Arena(sum(room(_packed_bytes(weights.taken[name])) for path, name in source.items() if path != embedding))
     tensor = weights.taken[source[embedding]]
     held: Any = model.get_submodule(embedding)
     scale = 1.0 if held.scale is None else float(held.scale)
     _replace(model, embedding, GgmlEmbedding(weights.rows(source[embedding]), tensor.type, tensor.shape[1], scale, dtype))
-    while matrices:
-        parent, _, name = matrices[0].rpartition(".")
-        group = next(((stack, children) for stack, children in GROUPS.items() if name in children), None)
-        paths = [f"{parent}.{child}" for child in group[1]] if group else [matrices[0]]
-        parts = [projection(path) for path in paths]
-        if group is None:
-            _replace(model, paths[0], parts[0].stacked([]))
-        else:
-            stack = Stack(parts)  # type: ignore[arg-type]  # it asks of parts what a projection has
-            for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-                _replace(model, path, Slice(stack, number, part))  # type: ignore[arg-type]
-            setattr(model.get_submodule(parent), group[0], stack)
+    for stack, paths in _groups([path for path in missing if path != embedding]):
+        parts = [_projection(weights, source[path], f"{path}.bias", dtype, arena) for path in paths]
+        _put(model, stack, paths, parts)
         for path in paths:
-            matrices.remove(path)
             weights.release(source[path])
+
+
+def _groups(paths: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of a stack and those of its parts; for a layer that is in no stack, its own path twice."""
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        stack = next((stack for stack, children in GROUPS.items() if name in children), None)
+        if stack is None:
+            yield path, [path]
+        elif name == GROUPS[stack][0]:
+            yield f"{parent}.{stack}", [f"{parent}.{child}" for child in GROUPS[stack]]
+
+
+def _projection(weights: GgufWeights, name: str, bias: str, dtype: torch.dtype, arena: Arena) -> _Projection:
+    tensor = weights.taken[name]
+    values = weights.widen(bias).to(dtype) if bias in weights.taken else None
+    return _Projection(weights.rows(name), tensor.type, tensor.shape[1], values, dtype, arena)
+
+
+def _put(model: PreTrainedModel, stack: str, paths: list[str], parts: list[_Projection]) -> None:
+    """Put the layer of `parts` at `stack`, with a `Slice` of it at each of `paths` if these are others."""
+    if paths == [stack]:
+        _replace(model, stack, parts[0].stacked([]))
+        return
+    made = Stack(parts)  # type: ignore[arg-type]  # it asks of parts what a projection has
+    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        _replace(model, path, Slice(made, number, part))  # type: ignore[arg-type]
+    _replace(model, stack, made)
 
 
 def _packed_bytes(tensor: Tensor) -> int:

@@ -126,8 +126,8 @@ class _Reader:
             tensor_count = self._count("tensor_count", _LEAST_TENSOR)
             metadata = self._read_metadata(self._count("metadata_kv_count", _LEAST_FIELD))
             described = [self._read_tensor() for _ in range(tensor_count)]
-            start = self._data_start(metadata)
-            return metadata, self._place(described, start)
+            alignment = self._alignment(metadata)
+            return metadata, self._place(described, -(-self._at // alignment) * alignment)
 
     def _check_version(self) -> None:
         version = self._number("I", "version")
@@ -176,11 +176,11 @@ class _Reader:
         shape = tuple(self._number("Q", name) for _ in range(dimensions))[::-1]
         return name, shape, self._number("I", name), self._number("Q", name)
 
-    def _data_start(self, metadata: dict[str, Any]) -> int:
+    def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= _MOST_ALIGNMENT:
-            _fail(self._path, f"general.alignment is {alignment!r}")
-        return -(-self._at // alignment) * alignment
+        if not isinstance(alignment, int) or not 8 <= alignment <= _MOST_ALIGNMENT or alignment % 8:
+            _fail(self._path, f"general.alignment is {alignment!r}, not a multiple of 8")
+        return alignment
 
     def _place(self, described: list[tuple[str, tuple[int, ...], int, int]], start: int) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -196,7 +196,7 @@ class _Reader:
             if shape[-1] % values:
                 _fail(self._path, f"tensor {name} has rows of {shape[-1]} values, and a block of {label} has {values}")
             size = prod(shape) // values * block
-            if not size or start + offset + size > len(self._data):
+            if not size or offset % 8 or start + offset + size > len(self._data):
                 _fail(
                     self._path,
                     f"tensor {name} {list(shape)} takes {size} bytes from byte {start + offset} on, and the file ends at {len(self._data)}",
