@@ -40,8 +40,8 @@ def gguf_folder(uri: str, path: Path, cache: ModelCache) -> Path:
 
 
 def whole_models(folder: Path) -> list[Path]:
-    """Return the GGUF models in `folder`: of a split one, the first part."""
-    return sorted({part_paths(path)[0] for path in folder.glob(PATTERN)})
+    """Return the GGUF models in `folder`: of a split one, the first part. None beside safetensors, which are served then."""
+    return [] if any(folder.glob("*.safetensors")) else sorted({part_paths(path)[0] for path in folder.glob(PATTERN)})
 
 
 def _key(parts: list[Path]) -> str:
