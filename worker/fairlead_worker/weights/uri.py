@@ -92,10 +92,11 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
         raise ModelLoadError(uri, f"there is no {folder}; correct the path, or mount its volume")
     if not folder.is_dir():
         raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {required_file}")
-    if required_file == CONFIG and not (folder / CONFIG).is_file() and (models := whole_models(folder)):
-        if len(models) > 1:
-            names = ", ".join(path.name for path in models[:4])
-            raise ModelLoadError(uri, f"there are {len(models)} GGUF models in {folder}, such as {names}: name one")
+    models = whole_models(folder) if required_file == CONFIG else []
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models[:4])
+        raise ModelLoadError(uri, f"there are {len(models)} GGUF models in {folder}, such as {names}: name one")
+    if models and not (folder / CONFIG).is_file():
         return _describe(uri, models[0], cache)
     if not (folder / required_file).is_file():
         kind = "a transformers model" if required_file == CONFIG else "what this wants"

@@ -11,6 +11,7 @@ from tests.gguf_models import small_model, write_gguf
 
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.model.gguf import find_gguf
 from fairlead_worker.weights.bucket import BucketModel
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.digest import model_digest
@@ -99,6 +100,16 @@ def test_a_folder_with_one_gguf_model_needs_no_name(model: Path, cache: ModelCac
     with pytest.raises(ModelLoadError, match=r"there are 2 GGUF models in .*, such as a\.gguf, b\.gguf: name one"):
         resolve(folder.as_uri(), cache=cache)
     assert resolve((folder / "b.gguf").as_uri(), cache=cache).name.startswith("b-")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="there are 2 GGUF models"):
+        resolve(folder.as_uri(), cache=cache)
+    (folder / "model.safetensors").touch()
+    assert resolve(folder.as_uri(), cache=cache) == folder and find_gguf(folder) is None, "safetensors come first"
+
+
+def test_a_described_folder_is_a_model_itself(model: Path, cache: ModelCache) -> None:
+    folder = resolve(model.as_uri(), cache=cache)
+    assert resolve(folder.as_uri(), cache=cache) == folder and find_gguf(folder) == folder / model.name
 
 
 def test_uris_name_a_file() -> None:
