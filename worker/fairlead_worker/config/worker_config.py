@@ -117,7 +117,7 @@ class WorkerConfig(BaseSettings):
         flag(
             "Scheduling",
             "target time of a step with decodes, in milliseconds; chunks of prefill are made to fit. "
-            "0: chunks of --chunked-prefill-size; on a CPU shorter ones, by the time of a decode step",
+            "0: none; a CPU then uses three decode steps",
             ge=0,
             allow_inf_nan=False,
         ),
