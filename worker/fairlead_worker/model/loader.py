@@ -69,6 +69,8 @@ logger = logging.getLogger(__name__)
 PROJECTIONS = "projections"
 FUSIONS = (PROJECTIONS, *KINDS)
 """Stacked projections (`model.fuse`), and the fusions of `fused.fuse` with FlashInfer's kernels."""
+INT4_COST = "4 bits cost 0.003 nats a token on SmolLM2-135M and 0.11 on Gemma 3 270M, int8 at most 0.01: compare your model's answers"
+"""Of `python -m bench quality`."""
 Locate = Callable[[str, Progress, ModelCache | None], Path]
 """Returns the folder with the files of a URI; `resolve` downloads them."""
 
@@ -154,6 +156,8 @@ def load_model(
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
+    if native_quantization == "int4":
+        logger.warning("--quantization int4: %s", INT4_COST)
     blocks, in_blocks = find_gguf(folder), False
     if blocks is not None:
         _check_gguf(uri, quantization, ranks)
