@@ -33,13 +33,8 @@ Distance
     the NLL.
 
 Divergence
-<<<<<<< HEAD
-:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's
-    perplexity tool reports it too.
-=======
 :   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's perplexity tool reports it
     too.
->>>>>>> quality
 
 Agreement
 :   The share of positions whose likeliest token is the reference's: greedy decoding goes the same way there.
