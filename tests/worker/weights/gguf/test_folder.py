@@ -105,6 +105,8 @@ def test_a_folder_with_one_gguf_model_needs_no_name(model: Path, cache: ModelCac
         resolve(folder.as_uri(), cache=cache)
     (folder / "model.safetensors").touch()
     assert resolve(folder.as_uri(), cache=cache) == folder and find_gguf(folder) is None, "safetensors come first"
+    named = resolve((folder / "b.gguf").as_uri(), cache=cache)
+    assert find_gguf(named) == named / "b.gguf", "a name comes before safetensors"
 
 
 def test_a_described_folder_is_a_model_itself(model: Path, cache: ModelCache) -> None:
@@ -121,8 +123,9 @@ def test_uris_name_a_file() -> None:
     assert found == OciModel("ghcr.io", "org/name", "1", "models", "file.gguf")
     assert isinstance(found, OciModel) and found.at("sha256:0") == "oci://ghcr.io/org/name@sha256:0#models/file.gguf"
     assert parse_uri("file:///models/file.gguf") == Path("/models/file.gguf")
-    with pytest.raises(ModelLoadError, match=r"not a hub repository; write .*hf://org/name/FILE\.gguf"):
-        parse_uri("hf://org/name/file.safetensors")
+    for wrong in ("hf://org/name/file.safetensors", "hf://org/file.gguf", "hf://org/file.gguf@v1", "hf://file.gguf"):
+        with pytest.raises(ModelLoadError, match=r"not a hub repository; write .*hf://org/name/FILE\.gguf"):
+            parse_uri(wrong)
 
 
 def test_a_user_names_a_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

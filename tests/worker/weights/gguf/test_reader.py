@@ -2,6 +2,7 @@
 
 import re
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from tests.gguf_models import small_model, write_gguf
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.cache import ModelCache
-from fairlead_worker.weights.gguf.folder import gguf_folder
-from fairlead_worker.weights.gguf.reader import GgufError, part_paths, read_gguf
+from fairlead_worker.weights.gguf import folder
+from fairlead_worker.weights.gguf.architectures import make_config
+from fairlead_worker.weights.gguf.folder import gguf_folder, whole_models
+from fairlead_worker.weights.gguf.reader import Gguf, GgufError, part_paths, read_gguf
 
 COUNTS = struct.Struct("<4sIQQ")
 """Magic, version, tensors, fields."""
@@ -62,6 +65,10 @@ BROKEN = {
     "a text without end": (header(fields=1, rest=text("a.b") + struct.pack("<IQ", 8, 1 << 50) + bytes(40)), "a.b has a text of"),
     "an array without end": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 4, 1 << 50) + bytes(40)), "a.b counts"),
     "texts without end": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 8, 1 << 50) + bytes(40)), "a.b counts"),
+    "more elements than memory": (
+        header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 0, (1 << 24) + 1) + bytes(40)),
+        "a.b counts 16777217 elements, and 16777216 are the most",
+    ),
     "nested arrays": (header(fields=1, rest=text("a.b") + struct.pack("<IIQ", 9, 9, 1) + bytes(40)), "a.b is an array of arrays"),
     "an unknown kind of value": (
         header(fields=1, rest=text("a.b") + struct.pack("<I", 77) + bytes(40)),
@@ -75,6 +82,10 @@ BROKEN = {
     "an offset that cannot be": (
         header(tensors=1, rest=tensor("t", (4,), 0, 1 << 62) + bytes(80)),
         "tensor t [4] takes 16 bytes from byte",
+    ),
+    "an offset between alignments": (
+        header(tensors=1, rest=tensor("t", (4,), 0, 8) + bytes(80)),
+        "tensor t has offset 8, not a multiple of the alignment of 32",
     ),
     "half a block": (header(tensors=1, rest=tensor("t", (40, 2), 2) + bytes(80)), "rows of 40 values, and a block of Q4_0 has 32"),
     "a tensor twice": (header(tensors=2, rest=2 * tensor("t", (4,), 0) + bytes(80)), "tensor t is there twice"),
@@ -102,6 +113,26 @@ def test_a_file_that_ends_anywhere_is_refused(good: Path, tmp_path: Path) -> Non
     whole = good.read_bytes()
     for size in sorted({*range(0, 400, 7), *range(400, len(whole), 9973), len(whole) - 1}):
         refusal(write(tmp_path / "m.gguf", whole[:size]))
+
+
+def test_whatever_describing_raises_is_refused_by_name(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(gguf: Gguf) -> None:
+        raise KeyError("a field")
+
+    monkeypatch.setattr(folder, "make_config", fail)
+    with pytest.raises(ModelLoadError, match=r"good\.gguf: it is damaged or not supported \(KeyError: 'a field'\): fetch or convert it"):
+        gguf_folder("m", good, ModelCache(tmp_path))
+
+
+def test_a_count_of_layers_costs_no_memory(good: Path) -> None:
+    read = read_gguf(good)
+    read.metadata["llama.block_count"] = 1 << 24
+    tracemalloc.start()
+    with pytest.raises(GgufError, match="block_count is 16777216, and it has tensors of 2 layers"):
+        make_config(read)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -144,6 +175,13 @@ def test_any_part_of_a_split_model_stands_for_all(tmp_path: Path) -> None:
         )
     paths[1].unlink()
     assert "m-00002-of-00002.gguf is not beside it" in refusal(paths[0])
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00000.gguf", "m-00003-of-00002.gguf", "m-00000-of-00002.gguf"])
+def test_a_name_of_no_part_is_a_name_of_one_file(name: str, good: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / name, good.read_bytes())
+    assert part_paths(path) == whole_models(tmp_path) == [path]
+    assert gguf_folder("m", path, ModelCache(tmp_path / "cache")).is_dir()
 
 
 def test_a_part_under_another_name_is_refused(tmp_path: Path) -> None:

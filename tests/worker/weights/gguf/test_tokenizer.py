@@ -174,10 +174,30 @@ def test_splits_are_those_of_the_models(pre: str, tmp_path: Path) -> None:
     assert [text[begin:end] for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == PIECES[pre]
 
 
+def long_token(writer: GGUFWriter) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "a" * 1025])
+
+
+def array_for(name: str) -> Callable[[GGUFWriter], None]:
+    def write(writer: GGUFWriter) -> None:
+        byte_level("gpt-2")(writer)
+        writer.add_array(f"tokenizer.ggml.{name}", ["gpt2"])
+
+    return write
+
+
 REFUSED = {
     "an unknown split": (byte_level("grok-9"), "tokenizer.ggml.pre 'grok-9' is not supported"),
     "another kind": (byte_level("gpt-2", model="bert"), "tokenizer.ggml.model 'bert' is not supported"),
     "a token twice": (byte_level("gpt-2", tokens=["a", "a"]), "tokenizer.ggml.tokens is empty or names a token twice"),
+    "a spelling twice": (
+        byte_level("gpt-2", tokens=["Ġ", " "], types=[1, 1]),
+        "tokenizer.ggml.tokens has 'Ġ' (0) and ' ' (1), both for 'Ġ'",
+    ),
+    "a token without end": (long_token, "tokenizer.ggml.tokens has a token of 1025 characters"),
+    "several kinds": (array_for("model"), "tokenizer.ggml.model is ['gpt2'], not a text"),
+    "several splits": (array_for("pre"), "tokenizer.ggml.pre is ['gpt2'], not a text"),
     "too many tokens": (byte_level("gpt-2", tokens=[f"t{n}" for n in range(600)]), "has 600 tokens, and token_embd.weight 512 rows"),
     "too few types": (byte_level("gpt-2", types=[1, 1]), "tokenizer.ggml.token_type is no array of"),
     "a merge of nothing": (byte_level("gpt-2", merges=["x yz"]), "tokenizer.ggml.merges has 'x yz'"),

@@ -153,10 +153,11 @@ ARCHITECTURES = {
 def architecture_of(gguf: Gguf) -> tuple[str, Architecture]:
     """Return the architecture and its name. Raises GgufError for an unknown one and for mixtures of experts."""
     name = gguf.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise GgufError(
             gguf.path,
-            f"general.architecture {name!r} is not supported from GGUF ({', '.join(ARCHITECTURES)} are): serve the model's safetensors",
+            f"general.architecture {repr(name)[:40]} is not supported from GGUF ({', '.join(ARCHITECTURES)} are): "
+            "serve the model's safetensors",
         )
     if experts := gguf.metadata.get(f"{name}.expert_count"):
         raise GgufError(gguf.path, f"{name}.expert_count is {experts}: experts are not supported from GGUF, serve the model's safetensors")
@@ -176,7 +177,7 @@ def _rope(fields: Fields, base: float = 10000.0) -> Config:
         length = fields.integer("context_length")
         fixed = {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": length}
         return theta | fixed | {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
-    if LONG_ROPE["long_factor"] in fields.gguf.tensors:
+    if not fields.gguf.tensors.keys().isdisjoint(LONG_ROPE.values()):
         lists = {name: read_floats(fields.gguf, tensor) for name, tensor in LONG_ROPE.items()}
         original = fields.integer("rope.scaling.original_context_length")
         attention = fields.number("rope.scaling.attn_factor", 1.0)
@@ -194,10 +195,11 @@ def _rope(fields: Fields, base: float = 10000.0) -> Config:
 
 
 def read_floats(gguf: Gguf, name: str) -> list[float]:
-    """Return a small F32 tensor. Raises GgufError for another type and OSError."""
+    """Return a small F32 tensor. Raises GgufError for a missing one and for another type, and OSError."""
     import numpy
 
-    tensor = gguf.tensors[name]
+    if (tensor := gguf.tensors.get(name)) is None:
+        raise GgufError(gguf.path, f"it has no tensor {name}: the file is incomplete, convert the model again")
     if tensor.type != "F32" or len(tensor.shape) != 1:
         raise GgufError(
             gguf.path, f"tensor {name} is {tensor.type} {list(tensor.shape)}, not F32 in one dimension: convert the model again"
@@ -214,8 +216,8 @@ def make_config(gguf: Gguf) -> Config:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise GgufError(gguf.path, "it has no matrix token_embd.weight: it is an adapter, a projector or a part of a model")
-    present = {int(found[1]) for tensor in gguf.tensors if (found := re.match(r"blk\.(\d+)\.", tensor))}
-    if present != set(range(layers)):
+    present = {int(found[1]) for tensor in gguf.tensors if (found := re.match(r"blk\.([0-9]{1,5})\.", tensor))}
+    if len(present) != layers or max(present) != layers - 1:
         raise GgufError(gguf.path, f"{name}.block_count is {layers}, and it has tensors of {len(present)} layers: convert the model again")
     if (hidden := fields.integer("embedding_length")) != embedding.shape[1]:
         raise fields.error("embedding_length", hidden, f"{embedding.shape[1]}, as token_embd.weight has")
@@ -261,7 +263,7 @@ def module_of(architecture: Architecture, tensor: str) -> tuple[str, str] | None
     stem, _, kind = tensor.rpartition(".")
     if kind == "weight" and stem in _ENDS:
         return _ENDS[stem], kind
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    found = re.fullmatch(r"blk\.([0-9]{1,5})\.(\w+)", stem)
     if (
         found is None
         or found[2] not in architecture.layer

@@ -37,6 +37,9 @@ def gguf_folder(uri: str, path: Path, cache: ModelCache) -> Path:
         raise ModelLoadError(uri, str(error)) from error
     except OSError as error:
         raise ModelLoadError(uri, f"{error.filename or path} cannot be used: {error.strerror or error}") from error
+    except Exception as error:  # a file may hold anything, and every field has its own way to be wrong
+        cause = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ModelLoadError(uri, f"{path.name}: it is damaged or not supported ({cause}): fetch or convert it again") from error
 
 
 def whole_models(folder: Path) -> list[Path]:

@@ -30,6 +30,8 @@ _VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
+_MOST_ELEMENTS = 1 << 24
+"""Of an array: 64 times the 262,144 tokens of Gemma."""
 _LEAST_FIELD, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 """Bytes of the smallest field, and of the smallest description of a tensor."""
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -70,9 +72,9 @@ class Gguf:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """Return the files of the model that `path` belongs to, in order."""
+    """Return the files of the model that `path` belongs to, in order: `path` alone if its name is not one of a part."""
     found = SPLIT.fullmatch(path.name)
-    if found is None:
+    if found is None or not 1 <= int(found["number"]) <= int(found["count"]):
         return [path]
     return [path.with_name(f"{found['stem']}-{number:05}-of-{found['count']}.gguf") for number in range(1, int(found["count"]) + 1)]
 
@@ -127,7 +129,7 @@ class _Reader:
             metadata = self._read_metadata(self._count("metadata_kv_count", _LEAST_FIELD))
             described = [self._read_tensor() for _ in range(tensor_count)]
             alignment = self._alignment(metadata)
-            return metadata, self._place(described, -(-self._at // alignment) * alignment)
+            return metadata, self._place(described, -(-self._at // alignment) * alignment, alignment)
 
     def _check_version(self) -> None:
         version = self._number("I", "version")
@@ -151,6 +153,8 @@ class _Reader:
         if kind != _ARRAY:
             return self._number(self._format(key, kind), key)
         kind, count = self._number("I", key), self._number("Q", key)
+        if count > _MOST_ELEMENTS:
+            _fail(self._path, f"{key} counts {count} elements, and {_MOST_ELEMENTS} are the most")
         if kind == _STRING:
             self._check_room(key, count, 8)
             texts = (self._string(key) if self._texts else self._bytes(key) for _ in range(count))
@@ -182,7 +186,7 @@ class _Reader:
             _fail(self._path, f"general.alignment is {alignment!r}, not a multiple of 8")
         return alignment
 
-    def _place(self, described: list[tuple[str, tuple[int, ...], int, int]], start: int) -> dict[str, Tensor]:
+    def _place(self, described: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, shape, kind, offset in described:
             if name in tensors:
@@ -195,8 +199,10 @@ class _Reader:
             label, values, block = TYPES[kind]
             if shape[-1] % values:
                 _fail(self._path, f"tensor {name} has rows of {shape[-1]} values, and a block of {label} has {values}")
+            if offset % alignment:
+                _fail(self._path, f"tensor {name} has offset {offset}, not a multiple of the alignment of {alignment}")
             size = prod(shape) // values * block
-            if not size or offset % 8 or start + offset + size > len(self._data):
+            if not size or start + offset + size > len(self._data):
                 _fail(
                     self._path,
                     f"tensor {name} {list(shape)} takes {size} bytes from byte {start + offset} on, and the file ends at {len(self._data)}",

@@ -15,6 +15,8 @@ UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 """Types of tokens that are not ordinary text (`tokenizer.ggml.token_type`)."""
 SPACE = "▁"
 """A space in a SentencePiece vocabulary."""
+LONGEST = 1024
+"""Characters of a SentencePiece token: its merges take time and memory with the square of its length."""
 END_TEXTS = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>")
 )
@@ -28,7 +30,7 @@ class Vocabulary:
 
     def __init__(self, gguf: Gguf) -> None:
         self._gguf = gguf
-        self.model = self.get("model")
+        self.model = self.text("model")
         self.tokens: list[str] = self._array("tokens", str)
         if not self.tokens or len(set(self.tokens)) != len(self.tokens):
             raise self.error("tokens", "is empty or names a token twice")
@@ -42,6 +44,12 @@ class Vocabulary:
     def get(self, name: str, default: Any = None) -> Any:
         return self._gguf.metadata.get(f"tokenizer.ggml.{name}", default)
 
+    def text(self, name: str, default: str = "") -> str:
+        found = self.get(name, default)
+        if not isinstance(found, str):
+            raise self.error(name, f"is {repr(found)[:40]}, not a text")
+        return found
+
     def token_id(self, name: str) -> int | None:
         """Return `NAME_token_id` of the file."""
         found = self.get(f"{name}_token_id")
@@ -51,6 +59,16 @@ class Vocabulary:
 
     def of_type(self, *types: int) -> Iterable[int]:
         return (token for token, kind in enumerate(self.types) if kind in types)
+
+    def ids(self, spelled: list[str]) -> dict[str, int]:
+        """Return the ids of tokens, which are spelled by id. The position of each is its id: no two may have one spelling."""
+        found: dict[str, int] = {}
+        for number, token in enumerate(spelled):
+            if (first := found.setdefault(token, number)) != number:
+                raise self.error(
+                    "tokens", f"has {self.tokens[first]!r} ({first}) and {self.tokens[number]!r} ({number}), both for {token!r}"
+                )
+        return found
 
     def error(self, name: str, cause: str) -> GgufError:
         return GgufError(self._gguf.path, f"tokenizer.ggml.{name} {cause}: convert the model again")
@@ -81,7 +99,7 @@ def make_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     """Byte-level BPE, as GPT-2's."""
-    pre = vocabulary.get("pre", "default")
+    pre = vocabulary.text("pre", "default")
     if pre not in SPLITS:
         raise GgufError(
             vocabulary._gguf.path,
@@ -90,10 +108,12 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     split, spelling = SPLITS[pre], _spelling()
     alphabet, whole = set(spelling.values()), set(vocabulary.of_type(CONTROL, USER_DEFINED))
     # A few converters write ordinary tokens as text, not in the alphabet of bytes.
-    spelled = {
-        token if number in whole or alphabet.issuperset(token) else "".join(spelling[byte] for byte in token.encode()): number
-        for number, token in enumerate(vocabulary.tokens)
-    }
+    spelled = vocabulary.ids(
+        [
+            token if number in whole or alphabet.issuperset(token) else "".join(spelling[byte] for byte in token.encode())
+            for number, token in enumerate(vocabulary.tokens)
+        ]
+    )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     if wrong := next((merge for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= spelled.keys()), None):
         raise vocabulary.error("merges", f"has {' '.join(wrong)!r}, whose parts or result are no tokens")
@@ -112,11 +132,13 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
 def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     """SentencePiece's BPE: the pair whose token has the best score is merged first. Bytes are tokens of the last resort."""
     tokens, ranks = vocabulary.tokens, vocabulary.scores
+    if (longest := max(map(len, tokens))) > LONGEST:
+        raise vocabulary.error("tokens", f"has a token of {longest} characters, and {LONGEST} are the most")
     if vocabulary.is_gemma:
         # As in transformers: converters write runs of spaces as text, and give these and other added tokens no score of their own.
         tokens = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
         ranks = [-float(number) for number in range(len(tokens))]
-    vocab = {token: number for number, token in enumerate(tokens)}
+    vocab = vocabulary.ids(tokens)
     whole = {number for number in vocabulary.of_type(CONTROL, USER_DEFINED) if not tokens[number].startswith(SPACE * 2)}
     prefixed = bool(vocabulary.get("add_space_prefix", True))
     unknown = vocabulary.token_id("unknown")
