@@ -19,7 +19,8 @@ from fairlead_worker.model.loader import LoadedModel, load_model
 HERE = Path(__file__).parent
 TEXTS = (HERE / "text.txt", HERE / "more.txt", HERE.parents[1] / "LICENSE", HERE / "text.txt")
 """The first one comes again at the end, so that the last tokens can be known only from the first ones."""
-CONTEXT = 8192
+CONTEXT = 8191
+"""The longest prompt of the model: its context is 8,192 tokens with the output."""
 CHUNKS = (64, 512, 2048)
 QUARTERS = 4
 
@@ -124,9 +125,10 @@ WAYS: dict[str, Callable[[LoadedModel, list[int]], torch.Tensor]] = {
 }
 
 
-def by_quarter(logprobs: torch.Tensor) -> list[float]:
-    """Return the NLL of each quarter of the positions, in nats per token."""
-    return [-part.double().mean().item() for part in logprobs.tensor_split(QUARTERS)]
+def by_quarter(logprobs: torch.Tensor) -> list[float | None]:
+    """Return the NLL of each quarter of the positions, in nats per token; None where no step has computed a part of it."""
+    parts = logprobs.tensor_split(QUARTERS)
+    return [None if part.isnan().any() else -part.double().mean().item() for part in parts]
 
 
 def compare_ways(context: int = CONTEXT, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -139,11 +141,12 @@ def compare_ways(context: int = CONTEXT, dtype: str = "bfloat16") -> dict[str, A
     results: dict[str, Any] = {"tokens": context, "dtype": dtype}
 
     def show(name: str, logprobs: torch.Tensor) -> None:
-        known = ~logprobs.isnan()
-        differ = int((logprobs[known] != whole[known]).sum())
+        known, quarters = ~logprobs.isnan(), by_quarter(logprobs)
+        differ = None if logprobs is reference else int((logprobs[known] != whole[known]).sum())
         distance = (logprobs - reference)[known].abs().double().mean().item()
-        results[name] = {"nll": by_quarter(logprobs), "distance": distance, "computed": int(known.sum()), "differ": differ}
-        print(f"{name:26}", *(f"{nll:8.4f}" for nll in by_quarter(logprobs)), f"{distance:9.4f} {known.sum():8} {differ:8}", flush=True)
+        results[name] = {"nll": quarters, "distance": distance, "computed": int(known.sum()), "differ": differ}
+        shown = (" " * 8 if nll is None else f"{nll:8.4f}" for nll in quarters)
+        print(f"{name:26}", *shown, f"{distance:9.4f} {known.sum():8} {'' if differ is None else differ:8}", flush=True)
 
     print(f"{'way':26}", *(f"{'Q' + str(quarter + 1):>8}" for quarter in range(QUARTERS)), f"{'distance':>9} {'computed':>8} {'differ':>8}")
     show("transformers, float32", reference)

@@ -33,8 +33,8 @@ Distance
     the NLL.
 
 Divergence
-:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's
-    perplexity tool reports it too.
+:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's perplexity tool reports it
+    too.
 
 Agreement
 :   The share of positions whose likeliest token is the reference's: greedy decoding goes the same way there.
@@ -49,22 +49,24 @@ LIMITS = """## What the tables cannot show
 - **SmolLM2's weights were in Q4_1 before.** The only file of it that needs no model hub is. Grids of 4 bits fit such weights unusually
   well, and Q4_1 loses almost nothing. The same holds for Gemma's published file (Q4_K, Q5_0, Q6_K, Q8_0): *float32* means the weights of
   these files, widened. The rows compare ways to compute and store these weights, not 4 bits with the authors' own weights.
+- **A grid that is not the weights' own loses more.** Q5_0 and Q5_1 lose more of SmolLM2 than Q4_1 with fewer bits: their steps do not fall
+  on those of Q4_1. Take the order of the types from weights that were never quantized.
 - **Files of other types are made here.** `bench/quality/gguf_files.py` widens the published file and quantizes it again, with the package
   `gguf`, or for Q4_K, Q5_K and Q6_K with the simple quantizer `bench/quality/k_quants.py`. llama.cpp searches for better scales.
 - **Rows that do not fill blocks of 256 have another type**, as in llama.cpp: Q5_0, Q5_1 and Q8_0 instead of Q4_K, Q5_K and Q6_K. Both
   models have many of them (576 and 640 inputs). The embedding, which is also the head, has Q8_0 in each of these files.
 - **One text** of 2,500 tokens, written for this benchmark: `bench/quality/text.txt` has stories, a recipe, code, letters and figures. The
-  standard error of an NLL is several hundredths, but rows share the text, so their differences are far more exact.
+  NLL of so few tokens is uncertain, but rows share the text, so their differences are far more exact.
 - **Likelihood is not ability.** Small models hardly solve tasks, so tasks would measure chance.
-- **KV in float8** needs a GPU. Here the reference backend computes it, which rounds to the same numbers.
+- **KV in float8** needs a GPU. Here the reference backend computes it, module by module, and rounds keys and values to the same numbers.
 
 `tests/worker/quality` bounds these figures in each test run.
 """
 CONTEXTS = """## By position in a long context
 
-{title} in {dtype} over {tokens:,} tokens, whole and in other ways. The NLL is that of each quarter of the positions. The last tokens repeat
-the first ones, so the last quarter is likelier. *Differ* counts positions whose bits are not those of the whole prompt: none may
-([exactness](../design/engine/exactness.md)). A cached prefix is not computed, so its quarters are empty.
+{title} in {dtype} over {tokens:,} tokens, whole and in other ways. The NLL is that of each quarter of the positions. The last
+tokens repeat the first ones, so the last quarter is likelier. *Differ* counts positions whose bits are not those of the whole prompt: none
+may ([exactness](../design/engine/exactness.md)). A cached prefix is not computed, so its quarters are empty.
 
 """
 
@@ -99,11 +101,15 @@ def _contexts(results: Mapping[str, Any]) -> str:
     header = ("Way", "1st quarter", "2nd", "3rd", "4th", "Distance", "Differ")
     ways = {name: way for name, way in results.items() if isinstance(way, dict)}
     rows = [
-        (name, *(f"{nll:.4f}" if nll == nll else "" for nll in way["nll"]), f"{way['distance']:.4f}", way["differ"])
+        (name, *(_or_empty(nll, ".4f") for nll in way["nll"]), f"{way['distance']:.4f}", _or_empty(way["differ"], ""))
         for name, way in ways.items()
     ]
     text = CONTEXTS.format(title=TITLES["smollm2"], dtype=results["dtype"], tokens=results["tokens"])
     return text + _table(header, rows)
+
+
+def _or_empty(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -101,7 +101,7 @@ class TrialRequests:
         logits = min(MEASURED_LOGITS, self._runner.loaded.vocabulary_size)
         sampling = Sampling(max_tokens=1, temperature=0, logprobs=logits, ignore_eos=True)
         text = self._runner.loaded.reference.text.tokens[0]
-        lengths = [length for length in range(2, len(text) + 1, len(text) // MEASURED_PROMPTS) if length < context] or [1]
+        lengths = [length for length in range(2, len(text) + 1, -(-len(text) // MEASURED_PROMPTS)) if length < context] or [1]
         most = min(config.max_num_seqs, max(1, self._pages // (-(-(len(text) + 1) // self._page_size) + 1)))
         requests = [
             Submit(f"trial, measured {length - 1}", array("I", text[:length].tolist()).tobytes(), sampling, 0) for length in lengths[-most:]

@@ -1,8 +1,10 @@
 """A model's numbers in float32, whatever its dtype and the form of its weights: what `model.acceptance` compares with.
 
-Weights are widened as they are used and forgotten, a part of a layer at a time. So an 8B model in bfloat16 needs no second copy.
+Weights are widened as they are used and forgotten: a part of a linear layer at a time, and the experts of one layer together. So an 8B
+model in bfloat16 needs no second copy.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,9 +37,9 @@ def widened(module: nn.Module) -> Iterator[None]:
                 _replace_forward(part, _multiplier(part, read), undo)
             elif isinstance(part, LowBitExperts):
                 _replace_forward(part, _expert_sum(part), undo)
-            elif isinstance(part, nn.Embedding):
+            elif isinstance(part, nn.Embedding) and _takes_ids(part):
                 _widen_rows(part, undo)
-            elif _halves(part):
+            elif _has_floats(part):
                 _widen_own(part, undo)
         yield
 
@@ -62,9 +64,10 @@ def _multiplier(layer: Any, read: Read) -> Callable[[torch.Tensor], torch.Tensor
     """Return the forward of a linear layer in float32."""
     outputs: int = layer.nf if isinstance(layer, Conv1D) else layer.out_features
     bias = None if layer.bias is None else layer.bias.float()
+    in_parts = type(layer) is not nn.Linear or type(layer.weight) in PLAIN  # a library's numbers are widened as a whole
 
     def multiply(inputs: torch.Tensor) -> torch.Tensor:
-        size = max(PART // inputs.shape[-1], 1)
+        size = max(PART // inputs.shape[-1], 1) if in_parts else outputs
         parts = [functional.linear(inputs, read(begin, min(begin + size, outputs))) for begin in range(0, outputs, size)]
         answer = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return answer if bias is None else answer + bias
@@ -90,8 +93,13 @@ def _replace_forward(module: nn.Module, forward: Callable[..., torch.Tensor], un
     module.__dict__["forward"] = forward
 
 
-def _halves(module: nn.Module) -> bool:
-    """Return whether the module itself has numbers of 16 bits."""
+def _takes_ids(embedding: nn.Embedding) -> bool:
+    """Return whether the first argument of its forward is the rows to look up: OPT's positions get a mask first."""
+    return list(inspect.signature(type(embedding).forward).parameters)[1] in ("input", "input_ids")
+
+
+def _has_floats(module: nn.Module) -> bool:
+    """Return whether the module itself has numbers besides its children's."""
     return any(value is not None and value.is_floating_point() for value in (*module._parameters.values(), *module._buffers.values()))
 
 

@@ -24,7 +24,7 @@ def read_norm(module: nn.Module) -> NormForm | None:
     """
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float) or getattr(module, "bias", None) is not None:
         return None
     x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(3)).to(weight.device) * 3
     with widened(module):
