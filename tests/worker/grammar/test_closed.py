@@ -20,6 +20,8 @@ LINKED = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "$
         ({"items": {"properties": A}}, [{"a": 1}], [{"b": 1}]),
         ({"prefixItems": [{"properties": A}]}, [{"a": 1}, 5], [{"b": 1}]),
         ({"anyOf": [{"type": "object", "properties": A}, {"type": "string"}]}, "x", {"b": 1}),
+        ({"properties": {"allOf": INTEGER, "o": {"properties": A}}}, {"allOf": 1}, {"b": 2}),
+        ({"properties": A, "default": {"allOf": 1}}, {"a": 1}, {"b": 2}),
         (LINKED, {"next": {"a": 1}}, {"next": {"b": 1}}),
     ],
 )
@@ -44,6 +46,14 @@ def test_what_the_schema_does_not_mention_is_closed(schema: dict[str, Any], allo
 )
 def test_what_it_does_mention_stays(schema: dict[str, Any]) -> None:
     assert close_objects(schema) == schema and valid(schema, {"a": 1, "b": 2})
+
+
+def test_an_answer_for_one_branch_of_one_of_does_not_follow_two() -> None:
+    one, other = {"properties": A, "required": ["a"]}, {"properties": {"b": INTEGER}}
+    schema = {"oneOf": [one, other]}
+    closed_branches = {"oneOf": [each | {"additionalProperties": False} for each in (one, other)]}
+    assert valid(closed_branches, {"a": 1}) and not valid(schema, {"a": 1})
+    assert close_objects(schema) == schema
 
 
 def valid(schema: dict[str, Any], document: Any) -> bool:

@@ -1,5 +1,6 @@
 """Templates that do not render tools get a second form that does, in the format that the parser `hermes` reads."""
 
+import re
 from typing import Any
 
 import pytest
@@ -38,6 +39,21 @@ def test_tools_calls_and_results_are_text_of_their_messages(source: str) -> None
 def test_a_system_message_keeps_its_place() -> None:
     text = render(TEXT, [{"role": "system", "content": "Be brief."}, *TALK[:1]])
     assert text.startswith("[system]Be brief.\n\nYou may call") and text.endswith("</tool_call>\n[user]The time?\n")
+
+
+@pytest.mark.parametrize("source", [TEXT, PARTS], ids=["text", "parts"])
+def test_results_and_the_next_question_are_one_user_message(source: str) -> None:
+    talk = [*TALK, {"role": "tool", "tool_call_id": "c2", "content": "one"}, {"role": "user", "content": "So?"}, *TALK[1:]]
+    after = render(source, talk).rpartition("The time?\n")[2]
+    roles = re.findall(r"\[(\w+)\]", after)
+    assert roles == ["assistant", "user", "assistant", "user"]
+    results = "<tool_response>\nnoon\n</tool_response>\n<tool_response>\none\n</tool_response>\nSo?\n"
+    assert f"[user]{results}[assistant]" in after and after.endswith("[user]<tool_response>\nnoon\n</tool_response>\n")
+
+
+def test_a_template_that_renders_calls_without_tools_shows_each_call_once() -> None:
+    calls = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}"
+    assert render(calls + "{{ m.content }}{% endfor %}", TALK).count("CET") == 1
 
 
 def test_without_tools_nothing_changes() -> None:

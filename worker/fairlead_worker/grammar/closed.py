@@ -1,7 +1,8 @@
 """Close the objects of a JSON schema that does not say whether they have other properties.
 
 JSON Schema lets every object have more properties than its schema lists. Trained models use that: in an open object SmolLM2 went on to
-invent properties until the token limit. xgrammar (vLLM's default) closes such objects too. A closed answer still follows the schema.
+invent properties until the token limit. xgrammar (vLLM's default) closes such objects too. An answer for the closed schema
+follows the given one: where that would not be sure, as in `oneOf`, objects stay open.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,13 @@ _FURTHER = ("anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSche
 """Keywords beside `properties` that can name further properties."""
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties")
 _OF_NAMES = ("properties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "prefixItems")
+_NAMED = (*_OF_NAMES, "patternProperties", "dependentSchemas")
+"""Keywords whose values have schemas by name: the names are not keywords."""
+_LISTS = ("anyOf", "prefixItems")
+"""Not `oneOf`: an answer for one closed branch can follow two of the open ones. `$defs` may close: llguidance refuses branches of `oneOf`
+that are disjoint only by what they refer to."""
+_DATA = ("const", "enum", "default", "examples")
+"""Keywords whose values are not schemas."""
 
 
 def close_objects(schema: Any) -> Any:
@@ -50,4 +57,11 @@ def _composes(schema: Any) -> bool:
         return any(map(_composes, schema))
     if not isinstance(schema, dict):
         return False
-    return "allOf" in schema or ("properties" in schema and any(key in schema for key in _FURTHER)) or any(map(_composes, schema.values()))
+    if "allOf" in schema or ("properties" in schema and any(key in schema for key in _FURTHER)):
+        return True
+    return any(_composes(_parts(key, value)) for key, value in schema.items() if key not in _DATA)
+
+
+def _parts(key: str, value: Any) -> Any:
+    """Return the value of a keyword; without the names if it has schemas by name."""
+    return list(value.values()) if key in _NAMED and isinstance(value, dict) else value

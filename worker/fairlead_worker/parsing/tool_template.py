@@ -20,7 +20,7 @@ For each call, write a JSON object with the function's name and arguments within
 {"name": "function", "arguments": {"key": "value"}}
 </tool_call>
 {% endset %}
-{%- set rewritten = namespace(messages=[]) %}
+{%- set rewritten = namespace(messages=[], text='') %}
 {%- set as_text = (messages[0].content or '') is string %}
 {%- for message in messages %}
 {%- set given = message.content or '' %}
@@ -32,14 +32,20 @@ For each call, write a JSON object with the function's name and arguments within
 {%- if message.role == 'tool' %}{% set current.text = '<tool_response>\\n' + current.text + '\\n</tool_response>' %}{% endif %}
 {%- if loop.first and message.role == 'system' %}{% set current.text = current.text + '\\n\\n' + instructions.strip() %}
 {%- elif loop.first %}{% set current.text = instructions + '\\n' + current.text %}{% endif %}
-{%- set content = current.text if as_text else [{'type': 'text', 'text': current.text}] %}
+{%- set joins = not loop.first and loop.previtem.role == 'tool' and message.role in ['tool', 'user'] %}
+{%- set rewritten.text = rewritten.text + '\\n' + current.text if joins else current.text %}
+{%- set content = rewritten.text if as_text else [{'type': 'text', 'text': rewritten.text}] %}
 {%- set role = 'user' if message.role == 'tool' else message.role %}
-{%- set rewritten.messages = rewritten.messages + [dict(message, role=role, content=content)] %}
+{%- set others = message.items() | rejectattr(0, 'equalto', 'tool_calls') %}
+{%- set before = rewritten.messages[:-1] if joins else rewritten.messages %}
+{%- set rewritten.messages = before + [dict(others, role=role, content=content)] %}
 {%- endfor %}
 {%- set messages = rewritten.messages %}
 {%- endif %}
 """
-"""The instructions are in the first message, whichever role it has: some templates have no system messages."""
+"""The instructions are in the first message, whichever role it has: some templates have no system messages. Consecutive results and the
+user's next message are one user message: some templates require that roles alternate. `tool_calls` are not kept: a template may render
+them without `tools`, and each call would be in the prompt twice."""
 
 
 def build_tool_template(chat_template: str) -> str:
