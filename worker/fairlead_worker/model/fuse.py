@@ -18,7 +18,7 @@ from fairlead_worker.model.acceptance import find_refusal
 from fairlead_worker.model.lowbit.experts import LowBitExperts
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.quantized import is_plain
-from fairlead_worker.model.trial_text import Reference, run_whole
+from fairlead_worker.model.trial_text import ENDS, Reference, run_whole
 
 logger = logging.getLogger(__name__)
 
@@ -83,35 +83,38 @@ def _stacked(parts: Sequence[Any]) -> nn.Linear:
 def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], reference: Reference) -> int:
     """Stack projections of `model` in place; return the number of stacks.
 
-    The first stack of each group is tried in a forward pass of the whole model, and undone if it may not replace the projections
-    (`model.acceptance`). The others hold the same weights in the same way.
+    The first stack of each group is tried in a forward pass of the whole model (`model.acceptance`). The others hold the same weights in
+    the same way. All groups are tried together, and one by one if that fails.
     """
-    made, before = 0, None
+    sites = {name: [parent for parent in model.modules() if _stackable(parent, name, children)] for name, children in GROUPS.items()}
+    names = [name for name, parents in sites.items() if parents]
+    if not names:
+        return 0
 
     def run() -> torch.Tensor:
-        return reference.take(run_whole(model, layers, reference.text, model.dtype))
+        return reference.take(run_whole(model, layers, reference.text, model.dtype, ENDS), ENDS)
 
-    for name, children in GROUPS.items():
-        sites = [parent for parent in model.modules() if _stackable(parent, name, children)]
-        if not sites:
-            continue
-        before = run() if before is None else before
-        first = {child: getattr(sites[0], child) for child in children}
-        _stack(sites[0], name, children)
+    def find_problem(names: Sequence[str]) -> str:
+        replaced = [(sites[name][0], name, _stack(sites[name][0], name)) for name in names]
         try:
-            problem = find_refusal(after := run(), before, reference.logprobs)
+            return find_refusal(run(), before, reference.logprobs[ENDS])
         except Exception as error:  # whatever a family's own code raises for a shim
-            problem = f"the model does not run: {error}"
+            return f"the model does not run: {error}"
+        finally:
+            for parent, name, parts in replaced:
+                delattr(parent, name)
+                for child, part in parts.items():
+                    setattr(parent, child, part)
+
+    before = run()
+    problems = dict.fromkeys(names, "") if not find_problem(names) else {name: find_problem([name]) for name in names}
+    for name, problem in problems.items():
         if problem:
-            logger.warning("%s: %s stays unfused: %s", type(model).__name__, "/".join(children), problem)
-            delattr(sites[0], name)
-            for child, module in first.items():
-                setattr(sites[0], child, module)
-            continue
-        for parent in sites[1:]:
-            _stack(parent, name, children)
-        made, before = made + len(sites), after
-    return made
+            logger.warning("%s: %s stays unfused: %s", type(model).__name__, "/".join(GROUPS[name]), problem)
+    taken = [(parent, name) for name, problem in problems.items() if not problem for parent in sites[name]]
+    for parent, name in taken:
+        _stack(parent, name)
+    return len(taken)
 
 
 @torch.inference_mode()
@@ -161,12 +164,14 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _stack(parent: nn.Module, name: str, children: tuple[str, ...]) -> None:
-    parts: list[nn.Linear] = [getattr(parent, child) for child in children]
-    stack = Stack(parts)
-    for index, (child, part) in enumerate(zip(children, parts, strict=True)):
+def _stack(parent: nn.Module, name: str) -> dict[str, Any]:
+    """Replace the projections of a group by their stack; return them by name."""
+    parts = {child: getattr(parent, child) for child in GROUPS[name]}
+    stack = Stack(list(parts.values()))
+    for index, (child, part) in enumerate(parts.items()):
         setattr(parent, child, Slice(stack, index, part))
     setattr(parent, name, stack)
+    return parts
 
 
 def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:

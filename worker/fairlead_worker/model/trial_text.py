@@ -27,6 +27,8 @@ STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((2, 3, 1), (0, 22, 1), (1, 15, 1)),
 )
 """Rows as (text, start, count): prompts; a decode beside a later chunk and a new prompt; decodes. Together all tokens of all texts."""
+ENDS = torch.tensor([sum(LENGTHS[: text + 1]) - back for text in range(len(LENGTHS)) for back in (3, 2, 1)])
+"""Where the last tokens of all texts are in a step of all texts: they attend to all others."""
 LIKELY = 256
 """The likeliest tokens of a position, whose log-probabilities are compared. A change of any other token moves these too."""
 
@@ -119,13 +121,18 @@ class Reference:
 
 
 @torch.inference_mode()
-def run_whole(model: PreTrainedModel, layers: tuple[LayerSpec, ...], text: TrialText, dtype: torch.dtype) -> torch.Tensor:
-    """Return logits [P, vocabulary] of `model` for the text with KV in `dtype`, by the plainest attention."""
+def run_whole(
+    model: PreTrainedModel, layers: tuple[LayerSpec, ...], text: TrialText, dtype: torch.dtype, at: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return logits [n, vocabulary] of `model` for the tokens `at` of the text (None: all). KV has `dtype`; attention is the plainest."""
     page_size = 16
     spec = KVSpec(layers, page_size, dtype, model.device)
     step = text.whole(page_size, model.device)
     context: StepContext = ReferenceBackend(spec, trial_pages(page_size)).plan(step)
-    logits: torch.Tensor = model(input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, step=context).logits[0]
+    kept = step.sampling if at is None else at.to(model.device)
+    logits: torch.Tensor = model(
+        input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, logits_to_keep=kept, step=context
+    ).logits[0]
     return logits
 
 
