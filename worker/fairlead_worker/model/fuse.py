@@ -91,13 +91,15 @@ def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], refe
     if not names:
         return 0
 
+    ends = ENDS.to(model.device)
+
     def run() -> torch.Tensor:
-        return reference.take(run_whole(model, layers, reference.text, model.dtype, ENDS), ENDS)
+        return reference.take(run_whole(model, layers, reference.text, model.dtype, ends), ends)
 
     def find_problem(names: Sequence[str]) -> str:
         replaced = [(sites[name][0], name, _stack(sites[name][0], name)) for name in names]
         try:
-            return find_refusal(run(), before, reference.logprobs[ENDS])
+            return find_refusal(run(), before, reference.logprobs[ends])
         except Exception as error:  # whatever a family's own code raises for a shim
             return f"the model does not run: {error}"
         finally:

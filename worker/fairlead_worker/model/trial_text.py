@@ -124,12 +124,12 @@ class Reference:
 def run_whole(
     model: PreTrainedModel, layers: tuple[LayerSpec, ...], text: TrialText, dtype: torch.dtype, at: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return logits [n, vocabulary] of `model` for the tokens `at` of the text (None: all). KV has `dtype`; attention is the plainest."""
+    """Return logits [n, vocabulary] of `model` for the tokens `at` of the text, on its device (None: all), with KV in `dtype`."""
     page_size = 16
     spec = KVSpec(layers, page_size, dtype, model.device)
     step = text.whole(page_size, model.device)
     context: StepContext = ReferenceBackend(spec, trial_pages(page_size)).plan(step)
-    kept = step.sampling if at is None else at.to(model.device)
+    kept = step.sampling if at is None else at
     logits: torch.Tensor = model(
         input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, logits_to_keep=kept, step=context
     ).logits[0]
