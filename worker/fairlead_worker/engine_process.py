@@ -260,16 +260,13 @@ def _build_grammars(
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
-    from transformers import AutoTokenizer
-
     from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.errors import ModelLoadError
     from fairlead_worker.parsing.tool_template import build_tool_template
+    from fairlead_worker.weights.tokenizer import load_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if not tokenizer.is_fast:
-            raise ValueError("it has no fast form (tokenizer.json)")
+        tokenizer = load_tokenizer(folder)
     except Exception as error:
         raise ModelLoadError(config.model, f"its tokenizer cannot be loaded: {error}") from error
     if config.chat_template:
@@ -285,6 +282,7 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
         max_model_len=max_model_len,
         model_uri=config.model,
     )
+    load_tokenizer.cache_clear()
     return msgspec.structs.replace(format, tool_template=format.tool_template or build_tool_template(format.chat_template))
 
 

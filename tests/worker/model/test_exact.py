@@ -14,6 +14,7 @@ from fairlead_worker.model.packed import pack_linears
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.trial_text import LENGTHS, STEPS, Reference, TrialText, places, run_whole
 from fairlead_worker.native.library import native
+from fairlead_worker.weights.tokenizer import load_tokenizer
 
 TEXT = TrialText.random(64)
 
@@ -89,4 +90,5 @@ def test_texts_are_tokenized_by_the_models_tokenizer(tmp_path: Path) -> None:
     assert [len(tokens) for tokens in text.tokens] == list(LENGTHS)
     assert not torch.equal(text.tokens[0], TrialText.random(512).tokens[0])
     (tmp_path / "tokenizer.json").write_text("{")
+    load_tokenizer.cache_clear()
     assert all(map(torch.equal, TrialText.from_folder(tmp_path, 512).tokens, TrialText.random(512).tokens))

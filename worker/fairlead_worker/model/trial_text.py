@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.model.exact import widened
+from fairlead_worker.weights.tokenizer import load_tokenizer
 
 TEXTS = (
     "The harbour was quiet that morning. Two boats had left before sunrise, and the rest lay at the pier, waiting for the fog to lift.",
@@ -44,9 +44,8 @@ class TrialText:
 
     @classmethod
     def from_folder(cls, folder: Path, vocabulary: int) -> Self:
-        """Tokenize with the model's tokenizer.json. Without one, or with one of another vocabulary, tokens are random."""
-        file = folder / "tokenizer.json"
-        known = [ids for ids in _tokenize(file) if ids and max(ids) < vocabulary] if file.is_file() else []
+        """Tokenize with the model's tokenizer. Without one, or with one of another vocabulary, tokens are random."""
+        known = [ids for ids in _tokenize(folder) if ids and max(ids) < vocabulary]
         if len(known) < len(TEXTS):
             return cls.random(vocabulary)
         return cls(tuple(torch.tensor((ids * length)[:length]) for ids, length in zip(known, LENGTHS, strict=True)))
@@ -136,10 +135,9 @@ def run_whole(
     return logits
 
 
-def _tokenize(file: Path) -> list[list[int]]:
-    """Return the ids of each text; none if the file cannot be read, which the worker's API reports, or does not know the letters."""
+def _tokenize(folder: Path) -> list[list[int]]:
+    """Return the ids of each text; none if there is no tokenizer, which the engine reports later, or if it does not know the letters."""
     try:
-        tokenizer = Tokenizer.from_file(str(file))
-        return [tokenizer.encode(text).ids for text in TEXTS]
-    except Exception:  # tokenizers raises plain Exception
+        return [load_tokenizer(folder).backend_tokenizer.encode(text).ids for text in TEXTS]
+    except Exception:  # transformers raises many kinds, and tokenizers plain Exception
         return []
