@@ -21,7 +21,8 @@ export PYTHONDONTWRITEBYTECODE =
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
-install: $(STAMP) $(NATIVE)/libfairlead.so ## create .venv with every extra, from pinned dependencies
+install: ## create .venv with every extra, from pinned dependencies
+	@$(MAKE) --silent -j2 $(STAMP) $(NATIVE)/libfairlead.so
 
 $(STAMP): pyproject.toml requirements/dev.txt
 	@test -x $(BIN)/uv || { $(STEP) "make $(VENV)" -- $(PYTHON) -m venv $(VENV) && $(STEP) "install uv" -- $(BIN)/python -m pip install --quiet uv; }
@@ -30,8 +31,8 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
 	@touch $@
 
-$(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
-	-@$(STEP) "compile the native kernels" -- $(BIN)/python -m fairlead_worker.native.build && touch $@
+$(NATIVE)/libfairlead.so: $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
+	-@$(STEP) "compile the native kernels" -- $(PYTHON) $(NATIVE)/build.py && touch $@
 
 demo: install ## two workers and a router on this machine serve three conversations, with and without prefix-aware routing
 	$(BIN)/fairlead demo
