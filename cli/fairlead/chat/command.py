@@ -62,7 +62,7 @@ def run(options: ChatOptions) -> int:
 
 def answer_pipe(conversation: Conversation) -> int:
     """Answer all of standard input as one question. Raises UserError if it is empty, and ChatFailed."""
-    question = sys.stdin.read().strip()
+    question = sys.stdin.buffer.read().decode(errors="replace").strip()
     if not question:
         raise UserError("standard input is empty: pipe a question, or run it at a terminal")
     is_whole = conversation.ask(question)

@@ -203,7 +203,7 @@ def metadata(key: str, value: int) -> dict[str, Any]:
 
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "more layers than tensors": (fields(block_count=3), "llama.block_count is 3, and it has tensors of 2 layers"),
-    "a billion layers": (fields(block_count=10**9), "llama.block_count is 1000000000 and must be a number for all layers"),
+    "a billion layers": (fields(block_count=10**9), "llama.block_count is 1000000000 and must be a whole number from 1 to"),
     "another width": (fields(embedding_length=128), "llama.embedding_length is 128 and must be 256, as token_embd.weight has"),
     "another inner width": (fields(feed_forward_length=96), "tensor blk.0.ffn_gate.weight is [512, 256], and its metadata makes [96, 256]"),
     "other heads": (fields(attention__head_count_kv=1), "tensor blk.0.attn_k.weight is [128, 256], and its metadata makes [64, 256]"),
@@ -211,7 +211,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "half a rope": (fields(rope__dimension_count=32), "llama.rope.dimension_count is 32 and must be 64, the size of a head"),
     "an unknown scaling": (
         fields(rope__scaling__type="su", rope__scaling__factor=2.0),
-        "llama.rope.scaling.type is su and must be none, linear",
+        "llama.rope.scaling.type is 'su' and must be none, linear",
     ),
     "experts": (metadata("llama.expert_count", 8), "llama.expert_count is 8: experts are not supported from GGUF"),
     "a layer of many digits": (

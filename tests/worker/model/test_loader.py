@@ -126,6 +126,12 @@ def encoder_type(folder: Path) -> None:
     edit(folder / "config.json", model_type="xlm-roberta", architectures=["XLMRobertaModel"])
 
 
+def spoil_numbers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def quantize(folder: Path) -> None:
     edit(folder / "config.json", quantization_config={"quant_method": "awq"})
 
@@ -139,6 +145,7 @@ def quantize(folder: Path) -> None:
         (lose_shard, r"missing weights: model-00002-of-00002.safetensors not in"),
         (lose_tensor, r"missing weights: 1 tensors, first model.layers.1.mlp.up_proj.weight"),
         (cut_weights, r"weights cannot be loaded"),
+        (spoil_numbers, r"its weights give numbers that are not finite on a short text: fetch or convert it again"),
         (change_shape, r"weights cannot be loaded"),
         (unknown_type, r"unsupported architecture: transformers has no causal LM for model_type 'telepathy'"),
         (
@@ -165,7 +172,7 @@ def test_a_spoilt_folder_is_refused_by_name(folder: Path, spoil: Callable[[Path]
         ("ftp://bucket/key", "unknown scheme 'ftp'"),
         ("hf://", "not a hub repository"),
         ("hf://a/b/c", "not a hub repository"),
-        ("/etc/passwd", "is not a folder"),
+        ("/etc/passwd", "is a file, not a folder"),
     ],
 )
 def test_a_bad_uri_is_refused_by_name(uri: str, message: str) -> None:

@@ -51,7 +51,7 @@ from fairlead_worker.model.quantized import (
 )
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
-from fairlead_worker.model.trial_text import Reference, TrialText
+from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -214,6 +214,8 @@ def load_model(
     text = TrialText.from_folder(folder, model.get_input_embeddings().weight.shape[0])
     try:
         reference = Reference.compute(model, layers, text)
+    except NotFinite as error:
+        raise ModelLoadError(uri, str(error)) from error
     except Exception as error:  # whatever a family's own code raises
         raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
     fuse_activations(model)

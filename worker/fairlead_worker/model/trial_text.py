@@ -35,6 +35,10 @@ LIKELY = 256
 logger = logging.getLogger(__name__)
 
 
+class NotFinite(Exception):
+    """A model's answer is not a number."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrialText:
     """The tokens of `TEXTS`."""
@@ -103,6 +107,7 @@ class Reference:
         """Run `model`, set to the paged attention function, in float32.
 
         If its family's code does not run in float32, it runs in its own dtype. Then nothing may replace it that does not give its numbers.
+        Raises NotFinite.
         """
         try:
             with widened(model):
@@ -111,6 +116,8 @@ class Reference:
             logger.warning("%s does not run in float32, so other computations are not taken for it: %s", type(model).__name__, error)
             logits = run_whole(model, layers, text, model.dtype)
         logprobs, likely = logits.float().log_softmax(-1).topk(min(LIKELY, logits.shape[1]))
+        if not logprobs[:, 0].isfinite().all():
+            raise NotFinite("its weights give numbers that are not finite on a short text: fetch or convert it again")
         return cls(text, likely, logprobs)
 
     def take(self, logits: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:

@@ -92,7 +92,7 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
     if not folder.exists():
         raise ModelLoadError(uri, f"there is no {folder}; correct the path, or mount its volume")
     if not folder.is_dir():
-        raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {required_file}")
+        raise ModelLoadError(uri, f"{folder} is a file, not a folder that holds {required_file}; names of GGUF files end in {GGUF}")
     models = whole_models(folder) if required_file == CONFIG else []
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:4])

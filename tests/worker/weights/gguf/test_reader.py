@@ -89,6 +89,10 @@ BROKEN = {
     ),
     "half a block": (header(tensors=1, rest=tensor("t", (40, 2), 2) + bytes(80)), "rows of 40 values, and a block of Q4_0 has 32"),
     "a tensor twice": (header(tensors=2, rest=2 * tensor("t", (4,), 0) + bytes(80)), "tensor t is there twice"),
+    "tensors in one place": (
+        header(tensors=2, rest=tensor("t", (16,), 0) + tensor("u", (4,), 0, 32) + bytes(160)),
+        "tensors t and u overlap",
+    ),
     "a type of few bits": (
         header(tensors=1, rest=tensor("t", (256, 2), 10) + bytes(800)),
         "tensor t has type Q2_K, which is not supported",

@@ -201,6 +201,7 @@ REFUSED = {
     "too many tokens": (byte_level("gpt-2", tokens=[f"t{n}" for n in range(600)]), "has 600 tokens, and token_embd.weight 512 rows"),
     "too few types": (byte_level("gpt-2", types=[1, 1]), "tokenizer.ggml.token_type is no array of"),
     "a merge of nothing": (byte_level("gpt-2", merges=["x yz"]), "tokenizer.ggml.merges has 'x yz'"),
+    "no merges": (byte_level("gpt-2", merges=[]), "tokenizer.ggml.merges is missing or empty"),
     "EOS beyond the vocabulary": (byte_level("gpt-2", eos=70000), "tokenizer.ggml.eos_token_id is 70000"),
 }
 

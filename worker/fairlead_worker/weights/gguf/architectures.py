@@ -49,7 +49,7 @@ class Fields:
         if isinstance(value, list) and len(set(map(str, value))) == 1:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
-            raise self.error(name, value, "a number for all layers")
+            raise self.error(name, value, f"a whole number from 1 to {MOST}, the same for all layers")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -59,7 +59,7 @@ class Fields:
         return float(value)
 
     def error(self, name: str, value: object, wanted: str) -> GgufError:
-        shown = "is missing" if value is None else f"is {str(value)[:40]}"
+        shown = "is missing" if value is None else f"is {repr(value)[:40]}"
         return GgufError(self.gguf.path, f"{self._architecture}.{name} {shown} and must be {wanted}: convert the model again")
 
 

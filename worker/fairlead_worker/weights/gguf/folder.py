@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ def gguf_folder(uri: str, path: Path, cache: ModelCache) -> Path:
     except GgufError as error:
         raise ModelLoadError(uri, str(error)) from error
     except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT):
+            cause = f"no space in {_root(cache)} for the files that describe it: free some, or name another folder in FAIRLEAD_MODEL_CACHE"
+            raise ModelLoadError(uri, cause) from error
         raise ModelLoadError(uri, f"{error.filename or path} cannot be used: {error.strerror or error}") from error
     except Exception as error:  # a file may hold anything, and every field has its own way to be wrong
         cause = f"{type(error).__name__}: {str(error)[:200]}"
@@ -112,6 +116,6 @@ def _describe(gguf: Gguf) -> dict[str, Any]:
 def _templates(gguf: Gguf) -> str | list[dict[str, str]] | None:
     """Return the chat template, or all of them if the file has one for tools too."""
     template, tools = (gguf.metadata.get(f"tokenizer.chat_template{suffix}") for suffix in ("", ".tool_use"))
-    if not isinstance(template, str):
-        return None
-    return [{"name": "default", "template": template}, {"name": "tool_use", "template": tools}] if isinstance(tools, str) else template
+    if wrong := next((value for value in (template, tools) if not isinstance(value, str | None)), None):
+        raise GgufError(gguf.path, f"tokenizer.chat_template is {repr(wrong)[:40]}, not a text: convert the model again")
+    return [{"name": "default", "template": template}, {"name": "tool_use", "template": tools}] if template and tools else template

@@ -8,6 +8,7 @@ import mmap
 import re
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -208,6 +209,9 @@ class _Reader:
                     f"tensor {name} {list(shape)} takes {size} bytes from byte {start + offset} on, and the file ends at {len(self._data)}",
                 )
             tensors[name] = Tensor(name, shape, label, self._path, start + offset, size)
+        for first, second in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+            if first.offset + first.size > second.offset:
+                _fail(self._path, f"tensors {first.name} and {second.name} overlap")
         return tensors
 
     def _count(self, name: str, least: int) -> int:

@@ -114,6 +114,8 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
             for number, token in enumerate(vocabulary.tokens)
         ]
     )
+    if not vocabulary.merges:
+        raise vocabulary.error("merges", "is missing or empty, so texts would become single letters")
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     if wrong := next((merge for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= spelled.keys()), None):
         raise vocabulary.error("merges", f"has {' '.join(wrong)!r}, whose parts or result are no tokens")
