@@ -22,6 +22,8 @@ MAX_CANDIDATES: Final = 8
 MAX_QUERIES: Final = 3  # per prompt, while the best candidates are untrusted records
 MAX_DISTRUSTED: Final = 256  # records that later calls exclude
 DISTRUST_SECONDS: Final = 2.0
+DEADLINE_SECONDS: Final = 0.05
+"""Deadline of a call for a request that waits to be routed."""
 LATE_SECONDS: Final = 1.0
 """Seconds until a reply counts as lost and its connection as dead. A reply to `route` after the deadline still names a reservation."""
 _CANDIDATE: Final = Struct("<qq?8s2s")
@@ -82,7 +84,11 @@ class IndexReader:
     """
 
     def __init__(
-        self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
+        self,
+        redis: RedisAccess | str,
+        namespace: str,
+        deadline: float = DEADLINE_SECONDS,
+        trusts: Trust = lambda address, incarnation: True,
     ) -> None:
         """`trusts`: which records count. Replies exclude the others."""
         self._scripts = Scripts(redis, namespace, timeout=max(deadline, LATE_SECONDS), shared=True)

@@ -150,13 +150,15 @@ class App:
                     await services.forward(call, request, reply, route)
                     return
                 handler.select_class(call)  # not before: another service has its own classes
-            if path not in _QUERIES:
-                assert call.account is not None
-                handler.check_quota(call.account)
+            if path in _QUERIES:
+                await self._query(call, request, reply)
+                return
+            assert call.account is not None
+            handler.check_quota(call.account)
             if services is None:
                 await call.read_body(request, self._router.config.max_body_bytes)
             table = self._router.table
-            if path not in _QUERIES and not table.any_usable() and not table.last_runtime:  # another engine has other fields
+            if not table.any_usable() and not table.last_runtime:  # another engine has other fields
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
@@ -165,8 +167,6 @@ class App:
                 if self._router.redirector.is_enabled and not has_opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
                 await handler.forward(call, prompt, reply)
-            elif path in _QUERIES:
-                await self._query(call, reply)
             else:
                 self._router.demand.request_started()
                 counted = True
@@ -221,12 +221,25 @@ class App:
         except ApiError as error:
             reply.send(error.status, error.body, error.headers)
 
-    async def _query(self, call: Call, reply: Reply) -> None:
+    async def _query(self, call: Call, request: Request, reply: Reply) -> None:
+        router, tenant = self._router, call.caller.tenant.name
+        limit, reason = router.config.max_body_bytes, "--max-body-bytes"
+        if call.path != SCORE and (most := router.queries.body_limit(call.path)) < limit:
+            limit, reason = most, "queries: the model's context"
+        if call.account is not None:  # None on the admin port, which has no tenants
+            router.handler.check_quota(call.account)
+        try:
+            if not call.body:  # with routes to other services it is there
+                await call.read_body(request, limit, reason)
+            elif len(call.body) > limit:
+                raise call.too_large(limit, reason)
+        finally:
+            if call.account is not None:
+                router.handler.charge_query(call.account, min(request.received, limit), len(router.table))
         if call.path == SCORE:
-            answer = await self._router.score_page.answer(call.body)
+            body = await router.score_page.answer(call.body, call.caller)
         else:
-            answer = await self._router.queries.answer(call.path, call.body, call.caller.salt)
-        body = msgspec.json.encode(answer)
+            body = await router.queries.answer(call.path, call.body, tenant, call.caller.salt)
         call.status = 200
         reply.send(200, body, [(b"x-request-id", call.id.encode())])
 

@@ -21,6 +21,7 @@ from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
 from fairlead_router.interop.score_page import ScorePage
@@ -106,9 +107,11 @@ class Router:
         self.request_log = RequestLog() if config.console else None
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
-        match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
-        self.score_page = ScorePage(self.prompts, self.table, rank, config.policy)
-        self.queries = Queries(self.formats, self.table, match, self._threads)
+        index = self._index_config()
+        prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
+        self.lookups = IndexLookups(prefix_aware, index) if prefix_aware is not None and index is not None else None
+        self.score_page = ScorePage(self.prompts, self.table, prefix_aware, self.lookups, config.policy)
+        self.queries = Queries(self.formats, self.table, self.lookups, self._threads)
         self.picker = self._make_picker()
         self.batches = self._make_batch_forwarder()
         self.services = self._make_service_forwarder()
@@ -140,6 +143,8 @@ class Router:
         await self.rendering.close()
         await self._withdrawals.close()
         await self.handler.close()
+        if self.lookups is not None:
+            await self.lookups.close()
         await self._routing_policy.close()
         for worker in self.table:
             worker.close()
@@ -203,16 +208,16 @@ class Router:
             return None
         return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.canary_file)), self.metrics.task_failures)
 
+    def _index_config(self) -> IndexConfig | None:
+        config = self.config
+        if not config.redis:
+            return None
+        return IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
+
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
-                config = self.config
-                index = (
-                    IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
-                    if config.redis
-                    else None
-                )
-                return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set, config.console)
+                return PrefixAware(self.table, self._index_config(), self.metrics, self._refresh_discovery.set, self.config.console)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":

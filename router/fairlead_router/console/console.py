@@ -5,7 +5,8 @@ import hashlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -14,14 +15,15 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 
 from fairlead_common.http.origins import is_foreign
+from fairlead_index.reader import IndexUnavailable
 from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
 from fairlead_router.console.prefixes import describe_prefixes
 from fairlead_router.console.schedule import draw_schedule, find_pod
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
+from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.client_request import Call
 from fairlead_router.router import Router
-from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.response import Reply
@@ -163,8 +165,8 @@ class Console:
         async with self._prefixes_lock:  # one at a time, however many ask
             self._prefix_pages = {name: page for name, page in self._prefix_pages.items() if now - page[0] < PREFIXES_SECONDS}
             if tenant not in self._prefix_pages:
-                policy, current = self._router.policy, self._router.formats.current
-                look_up = policy.holders if isinstance(policy, PrefixAware) and policy.index != "off" else None
+                lookups, current = self._router.lookups, self._router.formats.current
+                look_up = None if lookups is None else partial(self._look_up, lookups, caller.tenant.name)
                 block_tokens = current.format.block_tokens if current is not None else 0
                 chains = self._router.request_log.prefixes.chains(tenant)
                 found = await describe_prefixes(chains, look_up, block_tokens, self._names())
@@ -174,6 +176,13 @@ class Console:
             else:
                 page = self._prefix_pages[tenant][1]
         reply.send(200, page, _HEADERS, _HTML)
+
+    async def _look_up(self, lookups: IndexLookups, tenant: str, hashes: Sequence[int]) -> Mapping[str, int]:
+        try:
+            async with lookups.turn(tenant):
+                return await lookups.holders(hashes)
+        except ApiError as error:
+            raise IndexUnavailable(str(error)) from error
 
     def _tenant(self, caller: Caller) -> str | None:
         """Return the tenant whose requests the caller may see; None: all."""

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +149,10 @@ class PromptFormats:
         if current is None or not isinstance(name, str) or name in current.format.model_names:
             return current
         return next((known for known in self._known.values() if name in known.format.model_names), current)
+
+    def known(self) -> Collection[KnownFormat]:
+        """Return all formats of the workers."""
+        return self._known.values()
 
     def find(self, tag: str) -> KnownFormat | None:
         return self._known.get(tag)

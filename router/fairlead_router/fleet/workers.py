@@ -235,6 +235,9 @@ class WorkerTable:
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))  # a copy: tasks add and drop meanwhile
 
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def get(self, address: str) -> Worker | None:
         return self._workers.get(address)
 

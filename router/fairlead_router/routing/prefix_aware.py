@@ -151,28 +151,18 @@ class PrefixAware:
 
         return lambda place: self._table.home(place, by_address)
 
-    async def rank(self, request: RoutingRequest) -> Ranking:
-        """Return the workers that `choose` compares now, best first, without a reservation."""
-        return await rank(request, self._table, self._mirror, self._reader)
+    async def rank(self, request: RoutingRequest, reader: IndexReader | GroupedReader | None = None) -> Ranking:
+        """Return the workers that `choose` compares now, best first, without a reservation. `reader`: None for that of routing."""
+        return await rank(request, self._table, self._mirror, reader or self._reader)
 
-    async def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""
-        if self._reader is None:
-            raise IndexUnavailable("this router has no index: set --redis-url")
-        return await self._reader.match(hashes)
-
-    async def holders(self, hashes: Sequence[int]) -> Mapping[str, int]:
-        """Return the prompt's tokens that workers hold, by address: from the mirror if it is as good as Redis, which is asked otherwise.
-
-        The mirror of a large fleet names the deepest holders only. Raises IndexUnavailable.
-        """
-        if self._mirror is not None and self._mirror.is_preferred:
-            return self._mirror.predict(RoutingRequest(hashes=hashes))
-        return await self.match(hashes)
+    @property
+    def is_mirror_preferred(self) -> bool:
+        """Whether the mirror is as good as Redis, or better."""
+        return self._mirror is not None and self._mirror.is_preferred
 
     def predict(self, request: RoutingRequest) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address, as the mirror has it now; empty without one."""
-        return self._mirror.predict(request) if self._mirror is not None and self._mirror.is_preferred else {}
+        return self._mirror.predict(request) if self._mirror is not None and self.is_mirror_preferred else {}
 
     def prefill_seconds(self, address: str) -> float:
         """Return the seconds of prefill ahead of a new prompt at the worker, as all routers together know it; 0: not known."""
