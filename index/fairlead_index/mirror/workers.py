@@ -18,6 +18,7 @@ from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.reader import Trust, WorkerState, parse_workers
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
+from fairlead_index.redis.replies import as_byte_strings, checked, is_sane
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.score import PRIOR_RATE, ScoredWorker, prefill_seconds, ready_key
 
@@ -79,6 +80,11 @@ class FleetReader:
     def is_fresh(self) -> bool:
         """Whether Redis replies, so that this data is current. Otherwise choose by the loads that workers report themselves."""
         return self._is_answering and time.monotonic() - self._read_at < FRESH_SECONDS
+
+    @property
+    def reason(self) -> str:
+        """Why Redis is unavailable, in plain text."""
+        return self._backoff.reason or "Redis does not answer"
 
     @property
     def last_read_at(self) -> float:
@@ -155,7 +161,8 @@ class FleetReader:
     async def _run(self) -> None:
         while not self._closing or (self._outbox and self._is_answering):
             try:
-                await self._run_once()
+                with checked("the workers in Redis"):
+                    await self._run_once()
             except REDIS_ERRORS as error:
                 await self._handle_failure(str(error) or type(error).__name__)
             except Exception as error:  # a bug here: choices continue by the loads that workers report themselves
@@ -191,16 +198,18 @@ class FleetReader:
         sent, self._outbox = self._outbox[:MAX_CHANGES], self._outbox[MAX_CHANGES:]
         for _, change in sent:
             change.position = START  # if the reply is lost, the next read shows it
-        reply: list[bytes] = await self._scripts.call("reserve", self._router, self._stream_position, *(text for text, _ in sent))
-        self._stream_position, position = reply[0], _parse_position(reply[0])
+        reply = await self._scripts.call("reserve", self._router, self._stream_position, *(text for text, _ in sent))
+        self._stream_position, *changes = as_byte_strings(reply, "the reply of reserve", least=1)
+        position = _parse_position(self._stream_position)
         for _, change in sent:
             change.position = position
-        if reply[1:]:
+        if changes:
             self.others_changed_at = time.monotonic()
-        for packed in reply[1:]:
+        for packed in changes:
             for at in range(0, len(packed), CHANGE_BYTES):
                 tokens = struct.unpack_from("<d", packed, at + 11)[0]
-                self._record(packed[at + 1 : at + 3], tokens if packed[at : at + 1] == b"+" else -tokens, position)
+                if is_sane(tokens):
+                    self._record(packed[at + 1 : at + 3], tokens if packed[at : at + 1] == b"+" else -tokens, position)
         return position
 
     async def _read_workers(self, position: Position) -> None:
