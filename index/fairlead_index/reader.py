@@ -33,6 +33,8 @@ _CANDIDATE: Final = Struct("<qq?8s2s")
 MAX_TOKENS: Final = 1 << 32
 """Bound of cached tokens and of a block size in a record."""
 MAX_SLOTS: Final = 1 << 16
+WORKER_FIELDS: Final = 18
+"""Fields of a worker in the reply of `workers`."""
 MIN_RATE: Final = 1e-3
 """Least prefill rate of a record, tokens per second; a quotient by a smaller one is not finite."""
 _HOLDER: Final = Struct("<q8s")
@@ -245,7 +247,7 @@ def _decode(data: bytes) -> str:
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:
     """Parse the reply of the script `workers`. Forged records are left out. Raises BadReply, or an error that `checked` turns into it."""
-    rows = batched(as_byte_strings(reply, "the reply of workers", most=18 * MAX_SLOTS), 18)
+    rows = batched(as_byte_strings(reply, "the reply of workers", most=WORKER_FIELDS * MAX_SLOTS), WORKER_FIELDS)
     return [state for row in rows if (state := _parse_worker(row)) is not None]
 
 

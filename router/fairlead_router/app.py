@@ -4,7 +4,7 @@ import asyncio
 import importlib.metadata
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
 from typing import Literal
@@ -53,6 +53,8 @@ _POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
 """Paths of requests with a body."""
 _PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset((*queries.PATHS, SCORE))
 Part = Literal["all", "inference", "admin"]
+Page = Callable[[Reply], Awaitable[None] | None]
+"""A page that is built at once, or in parts."""
 
 
 class App:
@@ -68,7 +70,7 @@ class App:
         self._cors = Cors(origins) if origins else None
         self._own_headers = (router.tracer.header_names if router.tracer else frozenset()) | ({b"origin"} if origins else frozenset())
         """Headers of the client that the worker does not get, because the router answers or replaces them."""
-        self._pages: dict[str, Callable[[Reply], None]] = {
+        self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
@@ -96,7 +98,7 @@ class App:
                 anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
                 page = partial(self._model, path.removeprefix(MODEL), anthropic) if path != MODELS else partial(self._models, anthropic)
             if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
-                page(reply)
+                await _show(page, reply)
                 return
             if path == PROBE:
                 status, body = await self._router.probe.run()
@@ -132,7 +134,7 @@ class App:
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200
-                page(reply)
+                await _show(page, reply)
                 return
             if path in REFERENCE:
                 await handler.forward_unprompted(call, reply)
@@ -331,11 +333,11 @@ class App:
     def _version(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode({"version": importlib.metadata.version("fairlead")}))
 
-    def _metrics(self, reply: Reply) -> None:
-        reply.send(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, reply: Reply) -> None:
+        reply.send(200, await self._router.metrics.render(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    def _workers(self, reply: Reply) -> None:
-        reply.send(200, msgspec.json.encode(self._router.describe_workers()))
+    async def _workers(self, reply: Reply) -> None:
+        reply.send(200, await self._router.describe_workers())
 
     def _split(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode(self._router.canary.report() if self._router.canary is not None else SplitReport()))
@@ -351,6 +353,11 @@ class App:
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)
+
+
+async def _show(page: Page, reply: Reply) -> None:
+    if (building := page(reply)) is not None:
+        await building
 
 
 def _is_foreign(request: Request) -> bool:

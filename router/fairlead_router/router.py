@@ -20,7 +20,7 @@ from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import Worker, WorkerTable, slices
 from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
@@ -254,25 +254,12 @@ class Router:
         common = {"object": "model", "created": self._created, "owned_by": "fairlead"}
         return [{"id": name, **common, **describe(name)} for name in own] + [{"id": name, **common} for name in others if name not in own]
 
-    def describe_workers(self) -> dict[str, Any]:
-        """Return the table that `fairlead status` shows."""
-        workers = [
-            {
-                "pod": worker.pod,
-                "address": worker.address,
-                "ready": worker.ready and not worker.silent,
-                "draining": worker.draining,
-                "usable": worker.usable,
-                "reason": "silent" if worker.silent else worker.reason,
-                "in_flight": worker.in_flight,
-                "incarnation": worker.incarnation,
-                "canary": worker.canary,
-                "fallback": worker.fallback,
-                "load": msgspec.to_builtins(worker.load),
-                "prediction": worker.prediction_error.to_dict(),
-            }
-            for worker in sorted(self.table, key=lambda worker: worker.address)
-        ]
+    async def describe_workers(self) -> bytes:
+        """Return the table that `fairlead status` shows, as JSON. Other work runs in between."""
+        workers: list[msgspec.Raw] = []
+        for slice in slices(self.table):
+            workers += (msgspec.Raw(msgspec.json.encode(_describe(worker))) for worker in slice)
+            await asyncio.sleep(0)
         known: dict[str, Any] = {
             "service": self.config.service_name,
             "policy": self.config.policy,
@@ -283,4 +270,21 @@ class Router:
         if isinstance(self.policy, PrefixAware):
             known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.read_mode}
             known["ignored_records"] = self.policy.trust.recent()
-        return {**known, "workers": workers}
+        return msgspec.json.encode({**known, "workers": workers})
+
+
+def _describe(worker: Worker) -> dict[str, Any]:
+    return {
+        "pod": worker.pod,
+        "address": worker.address,
+        "ready": worker.ready and not worker.silent,
+        "draining": worker.draining,
+        "usable": worker.usable,
+        "reason": "silent" if worker.silent else worker.reason,
+        "in_flight": worker.in_flight,
+        "incarnation": worker.incarnation,
+        "canary": worker.canary,
+        "fallback": worker.fallback,
+        "load": worker.load,
+        "prediction": worker.prediction_error.to_dict(),
+    }
