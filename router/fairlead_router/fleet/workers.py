@@ -209,7 +209,7 @@ class WorkerTable:
         """`admin_port`: port of the workers' health checks; None: the port from discovery."""
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
-        self._eligibility_by_model: dict[str, Eligibility] = {}
+        self._eligibility_by_model: dict[str, Eligibility[Worker]] = {}
         self._order, self._load_changed = StartOrder(), set[str]()
         self._ring = Ring()
         self._adapters = MergedAdapters()
@@ -365,10 +365,10 @@ class WorkerTable:
         for eligibility in self._eligibility_by_model.values():
             eligibility.update(worker)
 
-    def _eligibility(self, model: str) -> Eligibility:
+    def _eligibility(self, model: str) -> Eligibility[Worker]:
         eligibility = self._eligibility_by_model.get(model)
         if eligibility is None:
-            eligibility = Eligibility(model)
+            eligibility = Eligibility[Worker](model)
             for worker in self._workers.values():
                 eligibility.update(worker)
             if len(self._eligibility_by_model) < MAX_CACHED_MODELS:
