@@ -1,7 +1,7 @@
-"""The router with up to 5,000 workers: seconds until all are usable, CPU when idle, latency of requests beside the health checks.
+"""Fleets of up to 5,000 workers: time until all are usable, idle CPU, latency beside the health checks.
 
-The workers are stand-ins in two processes (`fake_fleet.py`), found by a file and read without an index. A request is short and answered at
-once, so its time is the router's. Two cores serve all of it: a busy machine makes the latency worse, the CPU time much less.
+The workers are stand-ins in two processes (`other_servers/fake_fleet.py`), found by a file and read without an index. A request is short
+and answered at once, so its time is the router's. Two cores serve all of it: a busy machine makes the latency worse, the CPU time less so.
 """
 
 import http.client
@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.common.report import make_parser, write_report
+from bench.other_servers.fake_fleet import fake_fleet
 from bench.other_servers.process import Running, free_port
 from bench.other_servers.servers import Command
-from bench.router.fake_fleet import fake_fleet
 from bench.router.tracing_cost import python_path
 
 SIZES = (16, 500, 2000, 5000)

@@ -14,7 +14,7 @@ import msgspec
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
-from fairlead_index.redis.replies import as_byte_strings, checked, is_sane
+from fairlead_index.redis.replies import UNREADABLE, as_byte_strings, is_sane, unreadable
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.worker_load import WorkerLoad
 
@@ -190,9 +190,10 @@ class IndexReader:
         try:
             async with asyncio.timeout(deadline):
                 reply = await self._scripts.call(name, *args, on_late=self._release_late if name == "route" else None)
-            with checked(f"the reply of {name}"):
-                parsed = parse(reply)
-        except REDIS_ERRORS as error:
+            parsed = parse(reply)
+        except (*REDIS_ERRORS, *UNREADABLE) as error:
+            if isinstance(error, UNREADABLE):
+                error = unreadable(f"the reply of {name}", error)
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
             (self._backoff.record_timeout if late else self._backoff.record_failure)(reason)
@@ -227,7 +228,9 @@ def _parse_route(reply: list[Any], prompt_tokens: int) -> Route:
 
 def _parse_candidate(packed: bytes, prompt_tokens: int) -> Candidate:
     cached, microseconds, fits, epoch, slot = _CANDIDATE.unpack_from(packed)
-    cached, seconds = min(max(0, cached), prompt_tokens), max(0, microseconds) / 1e6
+    if not 0 <= cached <= prompt_tokens:  # forged
+        cached = min(max(0, cached), prompt_tokens)
+    seconds = microseconds / 1e6 if microseconds > 0 else 0.0
     return Candidate(_decode(packed[_CANDIDATE.size :]), cached, seconds, fits, epoch.hex(), slot)
 
 

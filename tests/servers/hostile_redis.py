@@ -19,6 +19,9 @@ RAW: Final = (
     b"(123456789012345678901234567890\r\n",
     b"*-1\r\n",
     b"*1000000000\r\n",
+    b"~1000000000\r\n:1\r\n",
+    b">1000000000\r\n:1\r\n",  # nineteen seconds to free
+    b"*1\r\n*1000000000\r\n",
     b"*4294967295\r\n",  # hiredis raises MemoryError
     b"*9999999\r\n" * 3,
     b"$99999999999\r\n",

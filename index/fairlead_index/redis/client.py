@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from fairlead_index.redis.access import Address, RedisAccess
 from fairlead_index.redis.connection import BadReply, Command, RedisError, ReplyError, connect, connection_options, exchange
-from fairlead_index.redis.replies import as_list, checked
+from fairlead_index.redis.replies import UNREADABLE, as_list, checked, unreadable
 from fairlead_index.redis.shared import OnLate, SharedConnection
 
 REDIRECTIONS: Final = 3
@@ -123,10 +123,11 @@ class RedisClient:
     async def _send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
         try:
             async with asyncio.timeout(self._timeout):
-                with checked("a reply of Redis"):
-                    return await self._send_following_redirects(commands, on_late)
+                return await self._send_following_redirects(commands, on_late)
         except RedisConnectionError as error:
             raise ConnectionError(str(error)) from error  # an OSError, which redis-py's is not
+        except UNREADABLE as error:
+            raise unreadable("a reply of Redis", error) from error
 
     async def _send_following_redirects(self, commands: Sequence[Command], on_late: OnLate | None) -> list[Any]:
         for _ in range(REDIRECTIONS):

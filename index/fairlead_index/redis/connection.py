@@ -24,8 +24,9 @@ MAX_REPLY_BYTES: Final = 16 << 20
 _MAX_ELEMENTS: Final = MAX_REPLY_BYTES // 3
 """Most elements that the lists of one reply announce: each takes three bytes or more. hiredis allocates a list when its head arrives, so
 `*1000000000` alone costs 8 GB of address space and two seconds to free."""
-_LIST_HEAD: Final = re.compile(rb"[*%~>](\d+)\r")
-_HEAD_BYTES: Final = 12
+_LIST_HEAD: Final = re.compile(rb"\n[*~>](\d+)\r")
+"""Head of a list; in RESP3 of a set or a push message too, which Redis does not send here. It follows the end of a line."""
+_HEAD_BYTES: Final = 13
 
 
 class BadReply(RedisError):
@@ -92,14 +93,14 @@ class _Parser(_AsyncHiredisParser):
 
     _received = 0
     _elements = 0
-    _end = b""
+    _end = b"\n"
 
     @classmethod
     def parse_error(cls, response: str) -> ReplyError:
         return ReplyError(response)
 
     async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
-        self._received, self._elements, self._end = 0, 0, b""
+        self._received, self._elements, self._end = 0, 0, b"\n"
         try:
             return await super().read_response(disable_decoding, push_request)
         except (RedisError, OSError):
@@ -112,7 +113,8 @@ class _Parser(_AsyncHiredisParser):
         if not data:
             raise RedisConnectionError("redis closed the connection")
         self._received += len(data)
-        self._elements += sum(min(int(count[:_HEAD_BYTES]), _MAX_ELEMENTS + 1) for count in _LIST_HEAD.findall(self._end + data))
+        for count in _LIST_HEAD.findall(self._end + data):
+            self._elements += int(count[:_HEAD_BYTES])
         if self._received > MAX_REPLY_BYTES or self._elements > _MAX_ELEMENTS:
             raise BadReply(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply, or announced them: is it a Redis?")
         self._end = data[-_HEAD_BYTES:]

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 MAX_NUMBER: Final = 1e15
 """Largest number that counts, of tokens, pages, seconds or a rate. Sums and quotients of such numbers are finite."""
-_UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+_BYTES: Final = frozenset((bytes,))
+UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 """What parsing a reply raises where its shape is wrong."""
 
 
@@ -26,9 +27,14 @@ def checked(what: str) -> Iterator[None]:
     """Turn an error of parsing a reply into a BadReply. `what`: describes the reply."""
     try:
         yield
-    except _UNREADABLE as error:
-        log.debug("%s cannot be read", what, exc_info=True)
-        raise BadReply(f"{what} cannot be read ({type(error).__name__}: {str(error)[:100]}): is it the index's Redis?") from error
+    except UNREADABLE as error:
+        raise unreadable(what, error) from error
+
+
+def unreadable(what: str, error: Exception) -> BadReply:
+    """Return the BadReply for one of UNREADABLE."""
+    log.debug("%s cannot be read", what, exc_info=error)
+    return BadReply(f"{what} cannot be read ({type(error).__name__}: {str(error)[:100]}): is it the index's Redis?")
 
 
 def as_list(reply: Any, what: str) -> list[Any]:
@@ -41,7 +47,7 @@ def as_list(reply: Any, what: str) -> list[Any]:
 def as_byte_strings(reply: Any, what: str, least: int = 0, most: int | None = None) -> list[bytes]:
     """Return a list of `least` to `most` byte strings. Raises BadReply."""
     items = as_list(reply, what)
-    if len(items) < least or (most is not None and len(items) > most) or not set(map(type, items)) <= {bytes}:
+    if len(items) < least or (most is not None and len(items) > most) or not set(map(type, items)) <= _BYTES:
         raise BadReply(f"{what} is no list of byte strings, or one of {len(items)}: is it the index's Redis?")
     return items
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.connection import BadReply, RedisError, ReplyError
-from fairlead_index.redis.replies import as_list
 from fairlead_index.redis.shared import OnLate
 
 SCHEMA: Final = "fl5"
@@ -56,20 +55,14 @@ class Scripts:
 
         `on_late`: as in `SharedConnection.send`.
         """
-        reply = as_list(await self._call(name, args, on_late), f"the reply of {name}")
-        if not reply and name not in _READ_ONLY:
-            raise BadReply(f"the reply of {name} is empty: is it the index's Redis?")
-        return reply
-
-    async def _call(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
         if time.monotonic() >= self._functions_from:
             try:
-                return await self._call_function(name, args, on_late)
+                return _check(name, await self._call_function(name, args, on_late))
             except ReplyError as error:
                 if not _has_no_function(error):
                     raise
                 self._functions_from = time.monotonic() + _RETRY_SECONDS
-        return await self._call_script(name, args, on_late)
+        return _check(name, await self._call_script(name, args, on_late))
 
     async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
         call = ("FCALL", f"{library_name()}_{name}", 1, self.prefix, *args)
@@ -120,6 +113,13 @@ async def eviction_advice(redis: RedisClient) -> str:
         f"redis has maxmemory-policy {policy}: past its maxmemory it would drop parts of the index without a word, and answers would name "
         "workers that no longer hold a prefix. Set maxmemory-policy noeviction (a managed service: in its parameter group)"
     )
+
+
+def _check(name: str, reply: Any) -> list[Any]:
+    """Return the reply of a script. Raises BadReply."""
+    if not isinstance(reply, list) or not (reply or name in _READ_ONLY):
+        raise BadReply(f"the reply of {name} is {'empty' if reply == [] else type(reply).__name__}: is it the index's Redis?")
+    return reply
 
 
 def _has_no_function(error: ReplyError) -> bool:
