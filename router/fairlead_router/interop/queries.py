@@ -5,8 +5,8 @@ indexer, which follows it. An answer has all fields that their clients read: `in
 and the tenant's map (Mooncake's first format). Hashes are Fairlead's own (`fairlead_index.hashing`), keyed and chained, so hashes of
 other systems match nothing.
 
-A query costs by its hashes and by the fleet. Its hashes are bounded by the model's context, before they are built. Threads decode the query
-and build the answer, one query at a time (`IndexLookups`).
+A query costs by its hashes and by the fleet. Its hashes are bounded by the model's context, before they are built. It is decoded in slices
+of under a millisecond, one query at a time (`IndexLookups`). A thread would hold the interpreter's lock, and stop the event loop longer.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import SLICE, WorkerTable
 from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.validation import DECODING, decode_error
 
@@ -42,7 +42,9 @@ _HASH_BYTES, _TOKEN_BYTES = 24, 12
 """Most bytes of a number with its separator: a hash has 20 digits, a token 7."""
 _USUAL_BLOCK: Final = 16
 _SLICE_BYTES: Final = 16 << 10
-"""Bytes of numbers that are decoded at once, in under a millisecond: the decoder holds the interpreter's lock."""
+"""Bytes of numbers that are decoded at once, in under half a millisecond."""
+_SLICE_TOKENS: Final = 4096
+"""Tokens that are hashed at once, in a fifth of a millisecond."""
 _OTHER_BYTES: Final = 16 << 10
 """Most bytes of the other fields."""
 
@@ -87,17 +89,18 @@ class Queries:
             raise ApiError(
                 501, "This router has no index: give it --policy PrefixAware and --redis-url.", kind="server_error", code="no_index"
             )
-        run = asyncio.get_running_loop().run_in_executor
         async with self._lookups.turn(tenant):
-            query, hashes, block_tokens = await run(self._threads, self._read, path, raw, salt)
+            query, hashes, block_tokens = await self._read(path, raw, salt)
             try:
                 held = await self._lookups.match(hashes)
             except IndexUnavailable as error:
                 raise unavailable(f"The index does not answer: {error}.", retry_after=1) from error
             pods = {worker.address: worker.pod for worker in self._table.usable()}
-            return await run(self._threads, _encode, query, hashes, held, pods, block_tokens)
+            if len(pods) <= SLICE:
+                return _encode(query, hashes, held, pods, block_tokens)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _encode, query, hashes, held, pods, block_tokens)
 
-    def _read(self, path: str, raw: bytes, salt: Callable[[str], str]) -> "tuple[_Query, array[int], int]":
+    async def _read(self, path: str, raw: bytes, salt: Callable[[str], str]) -> "tuple[_Query, array[int], int]":
         try:
             query = self._decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -115,13 +118,13 @@ class Queries:
             name = next((name for name in HASH_FIELDS if _is_given(getattr(query, name))), None)
             if name is None:
                 raise _invalid("seq_hashes", "is missing: give the hashes of the prompt's blocks, first to last")
-            given = _numbers(name, getattr(query, name), _HASHES, _max_tokens(known) // block_tokens)
+            given = await _numbers(name, getattr(query, name), _HASHES, _max_tokens(known) // block_tokens)
             return query, _hashes(name, given), block_tokens
         if not _is_given(query.token_ids):
             raise _invalid("token_ids", "is missing: give the prompt's token ids")
-        tokens = _numbers("token_ids", query.token_ids, _TOKENS, _max_tokens(known))
+        tokens = await _numbers("token_ids", query.token_ids, _TOKENS, _max_tokens(known))
         root = prompt_root(known.format, self._adapter(query), salt(query.cache_salt or ""))
-        return query, block_hashes(root, array("I", tokens), block_tokens), block_tokens
+        return query, await _hash(root, tokens, block_tokens), block_tokens
 
     def _known(self, query: _Query) -> KnownFormat:
         name = query.model or query.model_name
@@ -153,7 +156,17 @@ def _is_given(raw: msgspec.Raw) -> bool:
     return bytes(raw) not in (b"", b"null")
 
 
-def _numbers(field: str, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[list[int]]", most: int) -> list[int]:
+async def _hash(parent: int, tokens: list[int], block_tokens: int) -> "array[int]":
+    """Return `block_hashes` of the tokens, computed in slices."""
+    hashes, step = array("Q"), max(1, _SLICE_TOKENS // block_tokens) * block_tokens
+    for at in range(0, len(tokens), step):
+        hashes += block_hashes(hashes[-1] if hashes else parent, array("I", tokens[at : at + step]), block_tokens)
+        if at:
+            await asyncio.sleep(0)
+    return hashes
+
+
+async def _numbers(field: str, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[list[int]]", most: int) -> list[int]:
     """Return a list of at most `most` numbers, decoded in slices. Raises ApiError."""
     text = bytes(raw).strip()
     if not (text.startswith(b"[") and text.endswith(b"]")):
@@ -174,6 +187,8 @@ def _numbers(field: str, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[list[i
         except DECODING as error:
             raise decode_error(error) from None
         at = until + 1
+        if at < end:
+            await asyncio.sleep(0)
     return numbers
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, key_file
 from tests.router.tenancy.test_quota import level
 from tests.servers.redis_server import RedisServer
 
+from fairlead_index.hashing import block_hashes
 from fairlead_router.errors import ApiError
 from fairlead_router.interop import index_lookups
 from fairlead_router.interop.index_lookups import IndexLookups
-from fairlead_router.interop.queries import _frequencies
+from fairlead_router.interop.queries import _frequencies, _hash
 from fairlead_router.request.fair_lock import FairLock
 from fairlead_router.routing.prefix_aware import PrefixAware
 
@@ -69,12 +71,12 @@ async def test_a_query_is_bounded_by_the_context_before_it_costs_anything(fleet:
         error = answer.json()["error"]
         assert error["param"] == name and str(most + 1) in error["message"] and f"send the first {most}" in error["message"]
         for field in (name, "token_ids", "seq_hashes", "block_hash", "unknown"):
-            huge = json.dumps({"model": "stand-in", field: [2**63 + n for n in range(100_000)]})
+            huge = json.dumps({"model": "stand-in", field: [2**63 + n for n in range(5000)]})
             refused = await router.client.post(path, content=huge)
             assert refused.status_code == 413 and "the model's context" in refused.json()["error"]["message"]
 
         async def pieces() -> AsyncIterator[bytes]:
-            for _ in range(200):
+            for _ in range(30):
                 yield b" " * 10_000
 
         endless = await router.client.post(path, content=pieces())
@@ -113,7 +115,7 @@ async def test_queries_that_redis_does_not_answer_leave_routing_alone(fleet: Fle
     [
         ("/query_by_hash", {"model": "stand-in", "seq_hashes": [1] * 200}, 200),
         ("/query_by_hash", {"model": "stand-in", "seq_hashes": ["x"] * 200}, 400),
-        ("/query_by_hash", {"model": "stand-in", "seq_hashes": [2**62] * 200_000}, 413),
+        ("/query_by_hash", {"model": "stand-in", "seq_hashes": [2**62] * 5000}, 413),
         ("/query", {"model": "other", "token_ids": [1000] * 200}, 404),
         ("/fairlead/score", {"model": "stand-in", "prompt": "hello there " * 50}, 200),
         ("/fairlead/score", {"model": "other", "prompt": "x", "x": " " * 600}, 404),
@@ -158,6 +160,14 @@ async def test_tenants_take_turns_and_no_query_waits_for_ever(monkeypatch: pytes
     release.set()
     await asyncio.gather(*tasks)
     assert order == ["busy", "busy", "other", "busy"], "tenants in rotation"
+
+
+@pytest.mark.parametrize("block", [7, 16, 5000])
+async def test_slices_give_the_hashes_of_the_whole_prompt(block: int) -> None:
+    draw = random.Random(1)
+    for count in (0, 5, 16, 4095, 4096, 4097, 20_001):
+        tokens = [draw.randrange(10**5) for _ in range(count)]
+        assert await _hash(9, tokens, block) == block_hashes(9, array("I", tokens), block)
 
 
 def test_frequencies_count_the_holders_of_each_block() -> None:
