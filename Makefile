@@ -170,6 +170,7 @@ bench-router: install ## benchmark the router against sglang-router, vllm-router
 	$(RUN) router/large_bodies --json bench/results/router/large_bodies.json
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
 	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
+	$(RUN) router/fleet_size --json bench/results/router/fleet_size.json
 
 bench-router-engines: install ## benchmark routing with real engines, below and above capacity, beside a batch, and long runs with faults (an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
 	$(RUN) end_to_end/prefix_routing $(BENCH) --json bench/results/end_to_end/prefix_routing.json

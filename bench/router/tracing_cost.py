@@ -28,12 +28,17 @@ PACKAGES = ("common", "index", "router", "operator", "worker", "cli", ".")
 READY_SECONDS = 60.0
 
 
+def python_path(checkout: Path) -> str:
+    """Return the PYTHONPATH with which a process runs another checkout's code."""
+    return os.pathsep.join(str(checkout / package) for package in PACKAGES)
+
+
 def start(stack: ExitStack, checkout: Path, worker: int, name: str, folder: Path, **variables: str) -> Running:
     port = free_port()
     command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), "--log-level", "INFO"]
     command += ["--workers", f"static://127.0.0.1:{worker}", "--drain-grace", "0", "--drain-timeout", "1"]
-    path = os.pathsep.join(str(checkout / package) for package in PACKAGES)
-    running = stack.enter_context(Running(Command(command, variables={"PYTHONPATH": path, **variables}), port, folder / f"{name}.log"))
+    variables = {"PYTHONPATH": python_path(checkout), **variables}
+    running = stack.enter_context(Running(Command(command, variables=variables), port, folder / f"{name}.log"))
     deadline = time.monotonic() + READY_SECONDS
     while not _is_ready(port):
         assert time.monotonic() < deadline, f"{name} is not ready: {(folder / f'{name}.log').read_text()}"

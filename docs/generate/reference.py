@@ -35,6 +35,7 @@ from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
+from fairlead_router.metrics import WorkerGauges
 from fairlead_router.routing.canary_metrics import CanaryMetrics
 from fairlead_router.serving.promise_ledger import PromiseLedger
 from fairlead_worker.api.engine.start_up import StartUp
@@ -302,6 +303,7 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     router.watch_token_cache(TokenCache(1 << 20))
     router.watch_promises(PromiseLedger())
     router.registry.register(CanaryMetrics(SplitReport))
+    router.registry.register(WorkerGauges(WorkerTable()))
     operator = OperatorMetrics()
     operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     yield "Router", router.registry

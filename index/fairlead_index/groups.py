@@ -11,7 +11,17 @@ from hashlib import blake2b, sha1
 from typing import Any, Final, TypeVar
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, IndexUnavailable, Route, Trust, WorkerState
+from fairlead_index.reader import (
+    DEADLINE_SECONDS,
+    MAX_CANDIDATES,
+    Candidate,
+    Hashes,
+    IndexReader,
+    IndexUnavailable,
+    Route,
+    Trust,
+    WorkerState,
+)
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import SLACK
 
@@ -31,10 +41,14 @@ def namespace_of(namespace: str, pod: str, groups: int) -> str:
 
 
 def create_reader(
-    redis: RedisAccess | str, namespace: str, groups: int = 1, trusts: Trust = lambda address, incarnation: True
+    redis: RedisAccess | str,
+    namespace: str,
+    groups: int = 1,
+    trusts: Trust = lambda address, incarnation: True,
+    deadline: float = DEADLINE_SECONDS,
 ) -> "IndexReader | GroupedReader":
-    """Return the reader of a service with `groups` groups. `trusts` as in IndexReader."""
-    readers = [IndexReader(redis, each, trusts=trusts) for each in group_namespaces(namespace, groups)]
+    """Return the reader of a service with `groups` groups. `deadline` and `trusts` as in IndexReader."""
+    readers = [IndexReader(redis, each, deadline, trusts) for each in group_namespaces(namespace, groups)]
     return readers[0] if groups == 1 else GroupedReader(readers)
 
 

@@ -1,7 +1,7 @@
 """Consistent hashing (Karger et al. 1997): finds a prompt's home workers in logarithmic time. `route.lua` has the same ring in Redis."""
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from functools import lru_cache
 from hashlib import sha1
 from itertools import chain, islice
@@ -9,6 +9,8 @@ from typing import Final
 
 POINTS: Final = 10
 """Points per member: POINTS in common.lua. More would balance homes better, but a prompt goes to the sooner of its two homes anyway."""
+FEW: Final = 8
+"""Members that are inserted one by one."""
 SEEN: Final = 64
 """Limit of points scanned in each direction: SEEN in route.lua."""
 
@@ -20,8 +22,7 @@ class Ring:
         self._points: list[tuple[int, str]] = []
         """Sorted by place."""
         self._members: set[str] = set()
-        for member in members:
-            self.add(member)
+        self.add_all(members)
 
     def __contains__(self, member: str) -> bool:
         return member in self._members
@@ -32,10 +33,23 @@ class Ring:
             for point in points_of(member):
                 insort(self._points, (point, member))
 
-    def discard(self, member: str) -> None:
-        if member in self._members:
-            self._members.discard(member)
-            self._points = [each for each in self._points if each[1] != member]
+    def add_all(self, members: Iterable[str]) -> None:
+        """Add members: many of them by one sort, as each insertion moves half of the points."""
+        added = set(members) - self._members
+        if len(added) < FEW:
+            for member in added:
+                self.add(member)
+            return
+        self._members |= added
+        self._points += [(point, member) for member in added for point in points_of(member)]
+        self._points.sort()
+
+    def discard_all(self, members: Collection[str]) -> None:
+        """Remove members in one pass."""
+        gone = self._members.intersection(members)
+        if gone:
+            self._members -= gone
+            self._points = [each for each in self._points if each[1] not in gone]
 
     def home(self, place: int, allowed: Container[str]) -> str | None:
         """Return the first member after `place` that is in `allowed`, as `homes` does, or None.

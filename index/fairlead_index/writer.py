@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fairlead_index.changes import Change, Changes, pack
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.replies import as_byte_strings
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 
@@ -222,7 +223,8 @@ class IndexWriter:
         if reply[0] != b"OK":
             await self._scripts.call("sweep", SWEEP_ENTRIES)
             raise OSError("all 65,535 slots of the namespace are taken or wait for the sweep")
-        self._current = _Incarnation(slot=reply[1], epoch=self._epoch)
+        _, slot = as_byte_strings(reply, "the reply of join", least=2, most=2)
+        self._current = _Incarnation(slot=slot, epoch=self._epoch)
         self._stats.joins += 1
         self._heartbeat_at = 0.0  # publish the load before the snapshot is complete
         self._changes.restart()
@@ -287,13 +289,13 @@ class IndexWriter:
         )
         self._check_reply(reply)
         self._heartbeat_at = sent
-        if reply[1] or sent >= self._sweep_at:
+        if reply[1:] != [0] or sent >= self._sweep_at:
             await self._scripts.call("sweep", SWEEP_ENTRIES)
         if sent >= self._sweep_at:
             await self._scripts.call("renew")
             self._sweep_at = sent + self._lease
 
-    def _check_reply(self, reply: list[bytes]) -> None:
+    def _check_reply(self, reply: list[Any]) -> None:
         if reply[0] == b"STALE":
             self._stats.stale += 1
             raise _Lost("stale: another incarnation took over, or the index was emptied")

@@ -4,7 +4,7 @@ import asyncio
 import importlib.metadata
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
 from typing import Literal
@@ -53,6 +53,8 @@ _POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
 """Paths of requests with a body."""
 _PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset((*queries.PATHS, SCORE))
 Part = Literal["all", "inference", "admin"]
+Page = Callable[[Reply], Awaitable[None] | None]
+"""A page that is built at once, or in parts."""
 
 
 class App:
@@ -68,7 +70,7 @@ class App:
         self._cors = Cors(origins) if origins else None
         self._own_headers = (router.tracer.header_names if router.tracer else frozenset()) | ({b"origin"} if origins else frozenset())
         """Headers of the client that the worker does not get, because the router answers or replaces them."""
-        self._pages: dict[str, Callable[[Reply], None]] = {
+        self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
@@ -96,7 +98,7 @@ class App:
                 anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
                 page = partial(self._model, path.removeprefix(MODEL), anthropic) if path != MODELS else partial(self._models, anthropic)
             if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
-                page(reply)
+                await _show(page, reply)
                 return
             if path == PROBE:
                 status, body = await self._router.probe.run()
@@ -132,7 +134,7 @@ class App:
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200
-                page(reply)
+                await _show(page, reply)
                 return
             if path in REFERENCE:
                 await handler.forward_unprompted(call, reply)
@@ -150,13 +152,15 @@ class App:
                     await services.forward(call, request, reply, route)
                     return
                 handler.select_class(call)  # not before: another service has its own classes
-            if path not in _QUERIES:
-                assert call.account is not None
-                handler.check_quota(call.account)
+            if path in _QUERIES:
+                await self._query(call, request, reply)
+                return
+            assert call.account is not None
+            handler.check_quota(call.account)
             if services is None:
                 await call.read_body(request, self._router.config.max_body_bytes)
             table = self._router.table
-            if path not in _QUERIES and not table.any_usable() and not table.last_runtime:  # another engine has other fields
+            if not table.any_usable() and not table.last_runtime:  # another engine has other fields
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
@@ -165,8 +169,6 @@ class App:
                 if self._router.redirector.is_enabled and not has_opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
                 await handler.forward(call, prompt, reply)
-            elif path in _QUERIES:
-                await self._query(call, reply)
             else:
                 self._router.demand.request_started()
                 counted = True
@@ -221,12 +223,25 @@ class App:
         except ApiError as error:
             reply.send(error.status, error.body, error.headers)
 
-    async def _query(self, call: Call, reply: Reply) -> None:
+    async def _query(self, call: Call, request: Request, reply: Reply) -> None:
+        router, tenant = self._router, call.caller.tenant.name
+        limit, reason = router.config.max_body_bytes, "--max-body-bytes"
+        if call.path != SCORE and (most := router.queries.body_limit(call.path)) < limit:
+            limit, reason = most, "queries: the model's context"
+        if call.account is not None:  # None on the admin port, which has no tenants
+            router.handler.check_quota(call.account)
+        try:
+            if not call.body:  # with routes to other services it is there
+                await call.read_body(request, limit, reason)
+            elif len(call.body) > limit:
+                raise call.too_large(limit, reason)
+        finally:
+            if call.account is not None:
+                router.handler.charge_query(call.account, min(request.received, limit), len(router.table))
         if call.path == SCORE:
-            answer = await self._router.score_page.answer(call.body)
+            body = await router.score_page.answer(call.body, call.caller)
         else:
-            answer = await self._router.queries.answer(call.path, call.body, call.caller.salt)
-        body = msgspec.json.encode(answer)
+            body = await router.queries.answer(call.path, call.body, tenant, call.caller.salt)
         call.status = 200
         reply.send(200, body, [(b"x-request-id", call.id.encode())])
 
@@ -318,11 +333,11 @@ class App:
     def _version(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode({"version": importlib.metadata.version("fairlead")}))
 
-    def _metrics(self, reply: Reply) -> None:
-        reply.send(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, reply: Reply) -> None:
+        reply.send(200, await self._router.metrics.render(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    def _workers(self, reply: Reply) -> None:
-        reply.send(200, msgspec.json.encode(self._router.describe_workers()))
+    async def _workers(self, reply: Reply) -> None:
+        reply.send(200, await self._router.describe_workers())
 
     def _split(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode(self._router.canary.report() if self._router.canary is not None else SplitReport()))
@@ -338,6 +353,11 @@ class App:
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)
+
+
+async def _show(page: Page, reply: Reply) -> None:
+    if (building := page(reply)) is not None:
+        await building
 
 
 def _is_foreign(request: Request) -> bool:

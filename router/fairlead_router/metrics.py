@@ -1,5 +1,6 @@
 """Prometheus metrics of /metrics, in a separate registry for each router."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from fairlead_common.histogram import PlainHistogram
 from fairlead_common.prompts.token_cache import TokenCache
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import WorkerTable, slices
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _REFUSED = ("key", "quota", "queue", "queue_timeout", "slo", "cached_first", "hold")
@@ -107,7 +108,7 @@ class Metrics:
         for counter, reasons in ((self.refused, _REFUSED), (self.retries, _RETRIED)):
             for reason in reasons:
                 counter.labels(reason)  # a counter that begins at 0 shows its first increase
-        registry.register(_WorkerGauges(table))
+        self._workers = WorkerGauges(table)
         self._requests: dict[tuple[str, str], Counter] = {}
 
     def record_prediction(self, predicted: int | None, cached: int) -> None:
@@ -142,8 +143,9 @@ class Metrics:
         """Export the hits and misses of the token cache."""
         self.registry.register(_TokenCacheMetrics(cache))
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    async def render(self) -> bytes:
+        """Return the exposition. Only the workers' gauges grow with the fleet, and they let other work run in between."""
+        return generate_latest(self.registry) + await self._workers.render()
 
 
 class Promises(Protocol):
@@ -197,21 +199,33 @@ class _TokenCacheMetrics(Collector):
         ]
 
 
-class _WorkerGauges(Collector):
+class WorkerGauges(Collector):
+    """Gauges of each worker. A scrape renders them in slices: prometheus_client's own text would stop the event loop for a quarter of a
+    second with 5,000 workers."""
+
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
 
     def collect(self) -> Iterable[Metric]:
-        in_flight = GaugeMetricFamily("fairlead_router_worker_in_flight", "Requests of this router at a worker", labels=["worker"])
-        usable = GaugeMetricFamily("fairlead_router_worker_usable", "1 while the worker may be chosen", labels=["worker"])
-        prediction_error = GaugeMetricFamily(
-            "fairlead_router_worker_prediction_error_ratio",
-            "Moving average of the error of predicted cached tokens, as a share of the prompt",
-            labels=["worker", "direction"],
-        )
-        for worker in self._table:
-            prediction_error.add_metric([worker.address, "over"], worker.prediction_error.over)
-            prediction_error.add_metric([worker.address, "under"], worker.prediction_error.under)
-            in_flight.add_metric([worker.address], worker.in_flight)
-            usable.add_metric([worker.address], float(worker.usable))
-        return [in_flight, usable, prediction_error]
+        """Return the gauges without a worker's values."""
+        name = "fairlead_router_worker"
+        error = "Moving average of the error of predicted cached tokens, as a share of the prompt"
+        return [
+            GaugeMetricFamily(f"{name}_in_flight", "Requests of this router at a worker", labels=["worker"]),
+            GaugeMetricFamily(f"{name}_usable", "1 while the worker may be chosen", labels=["worker"]),
+            GaugeMetricFamily(f"{name}_prediction_error_ratio", error, labels=["worker", "direction"]),
+        ]
+
+    async def render(self) -> bytes:
+        """Return their text. Other work runs in between."""
+        gauges = list(self.collect())
+        parts = [[f"# HELP {gauge.name} {gauge.documentation}\n# TYPE {gauge.name} gauge\n"] for gauge in gauges]
+        in_flight, usable, error = (gauge.name for gauge in gauges)
+        for slice in slices(self._table):
+            for worker in slice:
+                label, wrong = f'worker="{worker.address}"', worker.prediction_error
+                parts[0].append(f"{in_flight}{{{label}}} {worker.in_flight}.0\n")
+                parts[1].append(f"{usable}{{{label}}} {float(worker.usable)}\n")
+                parts[2].append(f'{error}{{{label},direction="over"}} {wrong.over}\n{error}{{{label},direction="under"}} {wrong.under}\n')
+            await asyncio.sleep(0)
+        return "".join(line for part in parts for line in part).encode()

@@ -20,7 +20,8 @@ from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import Worker, WorkerTable, slices
+from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
 from fairlead_router.interop.score_page import ScorePage
@@ -106,9 +107,11 @@ class Router:
         self.request_log = RequestLog() if config.console else None
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
-        match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
-        self.score_page = ScorePage(self.prompts, self.table, rank, config.policy)
-        self.queries = Queries(self.formats, self.table, match, self._threads)
+        index = self._index_config()
+        prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
+        self.lookups = IndexLookups(prefix_aware, index) if prefix_aware is not None and index is not None else None
+        self.score_page = ScorePage(self.prompts, self.table, prefix_aware, self.lookups, config.policy)
+        self.queries = Queries(self.formats, self.table, self.lookups, self._threads)
         self.picker = self._make_picker()
         self.batches = self._make_batch_forwarder()
         self.services = self._make_service_forwarder()
@@ -140,6 +143,8 @@ class Router:
         await self.rendering.close()
         await self._withdrawals.close()
         await self.handler.close()
+        if self.lookups is not None:
+            await self.lookups.close()
         await self._routing_policy.close()
         for worker in self.table:
             worker.close()
@@ -203,16 +208,16 @@ class Router:
             return None
         return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.canary_file)), self.metrics.task_failures)
 
+    def _index_config(self) -> IndexConfig | None:
+        config = self.config
+        if not config.redis:
+            return None
+        return IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
+
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
-                config = self.config
-                index = (
-                    IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
-                    if config.redis
-                    else None
-                )
-                return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set, config.console)
+                return PrefixAware(self.table, self._index_config(), self.metrics, self._refresh_discovery.set, self.config.console)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":
@@ -249,25 +254,12 @@ class Router:
         common = {"object": "model", "created": self._created, "owned_by": "fairlead"}
         return [{"id": name, **common, **describe(name)} for name in own] + [{"id": name, **common} for name in others if name not in own]
 
-    def describe_workers(self) -> dict[str, Any]:
-        """Return the table that `fairlead status` shows."""
-        workers = [
-            {
-                "pod": worker.pod,
-                "address": worker.address,
-                "ready": worker.ready and not worker.silent,
-                "draining": worker.draining,
-                "usable": worker.usable,
-                "reason": "silent" if worker.silent else worker.reason,
-                "in_flight": worker.in_flight,
-                "incarnation": worker.incarnation,
-                "canary": worker.canary,
-                "fallback": worker.fallback,
-                "load": msgspec.to_builtins(worker.load),
-                "prediction": worker.prediction_error.to_dict(),
-            }
-            for worker in sorted(self.table, key=lambda worker: worker.address)
-        ]
+    async def describe_workers(self) -> bytes:
+        """Return the table that `fairlead status` shows, as JSON. Other work runs in between."""
+        workers: list[msgspec.Raw] = []
+        for slice in slices(self.table):
+            workers += (msgspec.Raw(msgspec.json.encode(_describe(worker))) for worker in slice)
+            await asyncio.sleep(0)
         known: dict[str, Any] = {
             "service": self.config.service_name,
             "policy": self.config.policy,
@@ -278,4 +270,21 @@ class Router:
         if isinstance(self.policy, PrefixAware):
             known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.read_mode}
             known["ignored_records"] = self.policy.trust.recent()
-        return {**known, "workers": workers}
+        return msgspec.json.encode({**known, "workers": workers})
+
+
+def _describe(worker: Worker) -> dict[str, Any]:
+    return {
+        "pod": worker.pod,
+        "address": worker.address,
+        "ready": worker.ready and not worker.silent,
+        "draining": worker.draining,
+        "usable": worker.usable,
+        "reason": "silent" if worker.silent else worker.reason,
+        "in_flight": worker.in_flight,
+        "incarnation": worker.incarnation,
+        "canary": worker.canary,
+        "fallback": worker.fallback,
+        "load": worker.load,
+        "prediction": worker.prediction_error.to_dict(),
+    }

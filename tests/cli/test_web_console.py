@@ -174,7 +174,7 @@ async def test_a_pod_has_the_same_name_and_state_as_in_the_cli(fleet: Fleet, cap
     ]
     for field, value, name, state in steps:
         setattr(worker, field, value)
-        page = router.describe_workers()
+        page = json.loads(await router.describe_workers())
         [row], [pod] = describe_fleet(router.table)["pods"], router_row("", page).pods
         show(make_console(), "http://router", page)
         assert row[:2] == [pod.name, pod.state] == [name, state]

@@ -166,7 +166,7 @@ class Fuzz:
             await self._new_mirror()
         else:
             try:
-                await self.reader._call("sweep", draw.randint(1, 300))
+                await self.reader._scripts.call("sweep", draw.randint(1, 300))
             except IndexUnavailable:
                 pass
         if draw.random() < 0.1:

@@ -53,7 +53,7 @@ async def test_match_is_exact_after_any_operations(server: RedisServer, namespac
                 return world.settled()
 
             await eventually(settled)
-            await reader._call("sweep", world.random.randint(1, 200))
+            await reader._scripts.call("sweep", world.random.randint(1, 200))
             for prompt in world.prompts:
                 chain = world.chain(prompt)
                 expected = world.expected(chain)

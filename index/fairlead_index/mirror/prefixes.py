@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
-from fairlead_index.reader import IndexUnavailable, Trust
+from fairlead_index.reader import MAX_TOKENS, IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Backoff
+from fairlead_index.redis.backoff import Backoff, LogLimit
+from fairlead_index.redis.connection import BadReply
+from fairlead_index.redis.replies import as_byte_strings, checked
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 
 __all__ = ["MirrorReader", "MirrorStats"]
@@ -29,6 +31,7 @@ BUCKETS: Final = 24  # per page of the snapshot: 2,304 blocks in full runs, abou
 PAGES: Final = 64  # pages of BUCKETS buckets between two reads of the log
 READERS: Final = 2  # one page is decoded while the next is in flight
 CALL_SECONDS: Final = 2.0
+SLOT_BYTES: Final = 2
 LAST_LEASE_BYTE: Final = 8 * 65536 - 1  # last byte of `leases` that a slot can use: a writer could make the value 512 MB long
 WIDE: Final = 128  # as in common.lua
 
@@ -84,6 +87,7 @@ class MirrorReader:
         self._following = False
         self._closing = False
         self._stats = MirrorStats()
+        self._log_limit = LogLimit()
         self._backoff = Backoff(first=0.05, longest=1.0)
         self._check_at = 0.0
         self._request_log_at = 0.0
@@ -149,20 +153,26 @@ class MirrorReader:
     async def _run(self) -> None:
         while not self._closing:
             try:
-                if self._state is None or self._lost:
-                    self._state = await self._load()
-                    self._lost = False
-                    self._ready.set()
-                await self._run_once(self._state)
+                with checked("the index in Redis"):
+                    await self._advance()
                 self._backoff.reset()
-            except _Lost as lost:
-                log.warning("mirror reloads the index: %s", lost)
+            except (_Lost, BadReply) as lost:
+                if self._log_limit.may_log():
+                    log.warning("mirror reloads the index: %s", lost)
                 await self._handle_failure(str(lost), lost=True)
             except REDIS_ERRORS as error:
                 await self._handle_failure(str(error) or type(error).__name__, lost=False)
             except Exception as error:  # a bug here: the last state still serves matches
                 log.exception("index mirror failed")
                 await self._handle_failure(repr(error), lost=True)
+
+    async def _advance(self) -> None:
+        """Load a state where there is none, then follow the log for a moment."""
+        if self._state is None or self._lost:
+            self._state = await self._load()
+            self._lost = False
+            self._ready.set()
+        await self._run_once(self._state)
 
     async def _handle_failure(self, reason: str, *, lost: bool) -> None:
         self._following = False
@@ -244,8 +254,9 @@ class MirrorReader:
             ]
         )
         state = _State(PrefixTable(), birth, int(logged or 0), newest)
-        for slot, record in _pairs(live).items():
-            state.table.join(slot, *_parse_card(record, 8))
+        for slot, record in _pairs(as_byte_strings(live, "the list of workers")).items():
+            if len(slot) == SLOT_BYTES:  # a forged one
+                state.table.join(slot, *_parse_card(record, 8))
         state.table.renew(leases or b"", _to_milliseconds(now), self._trusts)
         first, count = 0, int(buckets or 0)
         while first < count:  # buckets may split meanwhile: moved entries go to a new bucket after the last, which is read next
@@ -319,7 +330,8 @@ def _apply(table: PrefixTable, record: bytes) -> None:
 def _parse_card(record: bytes, at: int) -> tuple[str, int, str, float]:
     """Return address, block tokens, incarnation and lease (ms), packed at `at` as CARD in common.lua."""
     lease_ms, epoch, block_tokens, length = struct.unpack_from("<d8sdH", record, at)
-    return record[at + 26 : at + 26 + length].decode(errors="replace"), int(block_tokens), epoch.hex(), lease_ms
+    blocks = int(block_tokens) if 1 <= block_tokens < MAX_TOKENS else 1  # a forged record holds nothing worth a request
+    return record[at + 26 : at + 26 + length].decode(errors="replace"), blocks, epoch.hex(), lease_ms
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:

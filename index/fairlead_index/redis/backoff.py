@@ -1,4 +1,4 @@
-"""Backoff between attempts to reach a Redis that fails."""
+"""Backoff between attempts to reach a Redis that fails, and a limit of what is logged about it."""
 
 import time
 from collections.abc import Callable
@@ -58,3 +58,19 @@ class Backoff:
         self._increased_at = float("-inf")
         self._timeouts_since = float("inf")
         self.reason = ""
+
+
+class LogLimit:
+    """At most one log line per `seconds`, for what a hostile Redis can repeat at will."""
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until = float("-inf")
+
+    def may_log(self) -> bool:
+        """Return whether a line may be logged now."""
+        now = self._clock()
+        if now < self._until:
+            return False
+        self._until = now + self._seconds
+        return True

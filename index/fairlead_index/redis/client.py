@@ -14,7 +14,8 @@ from redis.asyncio import BlockingConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from fairlead_index.redis.access import Address, RedisAccess
-from fairlead_index.redis.connection import Command, RedisError, ReplyError, connect, connection_options, exchange
+from fairlead_index.redis.connection import BadReply, Command, RedisError, ReplyError, connect, connection_options, exchange
+from fairlead_index.redis.replies import UNREADABLE, as_list, checked, unreadable
 from fairlead_index.redis.shared import OnLate, SharedConnection
 
 REDIRECTIONS: Final = 3
@@ -81,8 +82,10 @@ class RedisClient:
 
     async def transaction(self, commands: Sequence[Command]) -> list[Any]:
         """Run commands in one MULTI/EXEC. Return their replies."""
-        replies: list[Any] = (await self._send([("MULTI",), *commands, ("EXEC",)]))[-1]
+        replies = as_list((await self._send([("MULTI",), *commands, ("EXEC",)]))[-1], "the reply of EXEC")
         _raise_first_error(replies)
+        if len(replies) != len(commands):
+            raise BadReply(f"EXEC has {len(replies)} replies to {len(commands)} commands: is it a Redis?")
         return replies
 
     async def on_every_node(self, *command: bytes | str | int | float) -> list[Any]:
@@ -92,11 +95,13 @@ class RedisClient:
         except ReplyError:  # no Cluster
             return [await self.execute(*command)]
         assert self._link is not None  # it has just replied, and nothing was awaited since
-        nodes = _parse_nodes(shards, self._link.address[0])
+        with checked("the reply of CLUSTER SLOTS"):
+            nodes = _parse_nodes(shards, self._link.address[0])
         replies: list[Any] = []
         for node in sorted(nodes):
             async with asyncio.timeout(self._timeout):
-                replies += await _ask(self._access, node, command)
+                with checked(f"a reply of {node[0]}:{node[1]}"):
+                    replies += await _ask(self._access, node, command)
         _raise_first_error(replies)
         return replies
 
@@ -121,6 +126,8 @@ class RedisClient:
                 return await self._send_following_redirects(commands, on_late)
         except RedisConnectionError as error:
             raise ConnectionError(str(error)) from error  # an OSError, which redis-py's is not
+        except UNREADABLE as error:
+            raise unreadable("a reply of Redis", error) from error
 
     async def _send_following_redirects(self, commands: Sequence[Command], on_late: OnLate | None) -> list[Any]:
         for _ in range(REDIRECTIONS):

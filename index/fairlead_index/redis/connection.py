@@ -1,5 +1,6 @@
 """Connections of redis-py to one node: no retries, verified TLS, credentials and certificates that are read for each connection."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,12 +14,23 @@ from redis.exceptions import RedisError, ResponseError
 
 from fairlead_index.redis.access import Address, RedisAccess
 
-__all__ = ["MAX_REPLY_BYTES", "Command", "RedisError", "ReplyError", "connect", "connection_options", "exchange", "read_reply"]
+__all__ = ["MAX_REPLY_BYTES", "BadReply", "Command", "RedisError", "ReplyError", "connect", "connection_options", "exchange", "read_reply"]
 
 Command = tuple[bytes | str | int | float, ...]
 
 MAX_REPLY_BYTES: Final = 16 << 20
 """Limit of one reply. The index's largest is a few MB. A server that sends more is broken or hostile, and hiredis would buffer it all."""
+
+_MAX_ELEMENTS: Final = MAX_REPLY_BYTES // 3
+"""Most elements that the lists of one reply announce: each takes three bytes or more. hiredis allocates a list when its head arrives, so
+`*1000000000` alone costs 8 GB of address space and two seconds to free."""
+_LIST_HEAD: Final = re.compile(rb"\n[*~>](\d+)\r")
+"""Head of a list; in RESP3 of a set or a push message too, which Redis does not send here. It follows the end of a line."""
+_HEAD_BYTES: Final = 13
+
+
+class BadReply(RedisError):
+    """A reply that no Redis gives to the index."""
 
 
 class ReplyError(ResponseError):
@@ -80,22 +92,32 @@ class _Parser(_AsyncHiredisParser):
     """
 
     _received = 0
+    _elements = 0
+    _end = b"\n"
 
     @classmethod
     def parse_error(cls, response: str) -> ReplyError:
         return ReplyError(response)
 
     async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
-        self._received = 0
-        return await super().read_response(disable_decoding, push_request)
+        self._received, self._elements, self._end = 0, 0, b"\n"
+        try:
+            return await super().read_response(disable_decoding, push_request)
+        except (RedisError, OSError):
+            raise
+        except Exception as error:  # what hiredis cannot build: a list of 4 billion, a map with a list as a key
+            raise BadReply(f"redis sent a reply that cannot be built ({type(error).__name__}): is it a Redis?") from error
 
     async def read_from_socket(self) -> bool:
         data = await self._stream.read(self._read_size)  # type: ignore[union-attr]
         if not data:
             raise RedisConnectionError("redis closed the connection")
         self._received += len(data)
-        if self._received > MAX_REPLY_BYTES:
-            raise RedisError(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply: is it a Redis?")
+        for count in _LIST_HEAD.findall(self._end + data):
+            self._elements += int(count[:_HEAD_BYTES])
+        if self._received > MAX_REPLY_BYTES or self._elements > _MAX_ELEMENTS:
+            raise BadReply(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply, or announced them: is it a Redis?")
+        self._end = data[-_HEAD_BYTES:]
         self._reader.feed(data)  # type: ignore[attr-defined]
         return True
 

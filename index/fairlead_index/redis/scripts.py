@@ -6,11 +6,11 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha1, sha256
 from importlib.resources import files
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import RedisError, ReplyError
+from fairlead_index.redis.connection import BadReply, RedisError, ReplyError
 from fairlead_index.redis.shared import OnLate
 
 SCHEMA: Final = "fl5"
@@ -51,35 +51,38 @@ class Scripts:
         self._functions_from = 0.0  # EVALSHA until this time
 
     async def call(self, name: str, *args: bytes | str | int | float, on_late: OnLate | None = None) -> list[Any]:
-        """Run one script; return its reply. Raises one of REDIS_ERRORS. `on_late`: as in `SharedConnection.send`."""
+        """Run one script; return its reply, a list that only readers' may have empty. Raises one of REDIS_ERRORS.
+
+        `on_late`: as in `SharedConnection.send`.
+        """
         if time.monotonic() >= self._functions_from:
             try:
-                return await self._call_function(name, args, on_late)
+                return _check(name, await self._call_function(name, args, on_late))
             except ReplyError as error:
                 if not _has_no_function(error):
                     raise
                 self._functions_from = time.monotonic() + _RETRY_SECONDS
-        return await self._call_script(name, args, on_late)
+        return _check(name, await self._call_script(name, args, on_late))
 
-    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> list[Any]:
+    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
         call = ("FCALL", f"{library_name()}_{name}", 1, self.prefix, *args)
         try:
-            return cast(list[Any], await self.redis.execute(*call, on_late=on_late))
+            return await self.redis.execute(*call, on_late=on_late)
         except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
         with suppress(ReplyError):  # no permission, a full server, or another client was first
             await self.redis.execute("FUNCTION", "LOAD", library_source())
-        return cast(list[Any], await self.redis.execute(*call, on_late=on_late))
+        return await self.redis.execute(*call, on_late=on_late)
 
-    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> list[Any]:
+    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
         source, digest = script_source(name), _digest(name)
         try:
-            return cast(list[Any], await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args, on_late=on_late))
+            return await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args, on_late=on_late)
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
-        return cast(list[Any], await self.redis.execute("EVAL", source, 1, self.prefix, *args, on_late=on_late))
+        return await self.redis.execute("EVAL", source, 1, self.prefix, *args, on_late=on_late)
 
     def key(self, name: str | bytes) -> bytes:
         """Return a key of the namespace, for plain commands."""
@@ -110,6 +113,13 @@ async def eviction_advice(redis: RedisClient) -> str:
         f"redis has maxmemory-policy {policy}: past its maxmemory it would drop parts of the index without a word, and answers would name "
         "workers that no longer hold a prefix. Set maxmemory-policy noeviction (a managed service: in its parameter group)"
     )
+
+
+def _check(name: str, reply: Any) -> list[Any]:
+    """Return the reply of a script. Raises BadReply."""
+    if not isinstance(reply, list) or not (reply or name in _READ_ONLY):
+        raise BadReply(f"the reply of {name} is {'empty' if reply == [] else type(reply).__name__}: is it the index's Redis?")
+    return reply
 
 
 def _has_no_function(error: ReplyError) -> bool:

@@ -5,7 +5,8 @@ import hashlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -14,14 +15,15 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 
 from fairlead_common.http.origins import is_foreign
-from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
+from fairlead_index.reader import IndexUnavailable
+from fairlead_router.console.fleet import COLUMNS, MAX_PODS, describe_fleet, name_of
 from fairlead_router.console.prefixes import describe_prefixes
 from fairlead_router.console.schedule import draw_schedule, find_pod
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
+from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.client_request import Call
 from fairlead_router.router import Router
-from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.response import Reply
@@ -33,6 +35,7 @@ MAX_FORM_BYTES: Final = 4096
 REQUESTS_ON_PAGE: Final = 50
 PREFIXES_SECONDS: Final = 5.0
 """A page of prefixes serves all loads of so many seconds: it asks the index for many of them."""
+FLEET_SECONDS: Final = 1.0
 FOLDER: Final = Path(__file__).parent
 _HTML: Final = b"text/html; charset=utf-8"
 _STATIC: Final = {
@@ -73,6 +76,7 @@ class Console:
         # Browsers ignore the port of a cookie: the consoles of two services on 127.0.0.1 need different names.
         self._cookie = f"fairlead_console_{hashlib.sha256(router.config.namespace.encode()).hexdigest()[:12]}"
         self._rendering, self._prefixes_lock = asyncio.Lock(), asyncio.Lock()
+        self._built_fleet: tuple[float, dict[str, Any]] = (float("-inf"), {})  # when it was built, and the figures
         self._prefix_pages: dict[str | None, tuple[float, bytes]] = {}  # tenant → time of the page, and the page
         self._static = {path: (FOLDER / "static" / path.rpartition("/")[2]).read_bytes() for path in _STATIC}
         self._templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -141,10 +145,18 @@ class Console:
         reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
 
     async def _fleet(self, request: Request, reply: Reply, caller: Caller) -> None:
-        await self._send_page(reply, "fleet.html", columns=COLUMNS, **describe_fleet(self._router.table))
+        await self._send_page(reply, "fleet.html", columns=COLUMNS, **self._describe_fleet())
 
     async def _state(self, request: Request, reply: Reply, caller: Caller) -> None:
-        reply.send(200, msgspec.json.encode({"replica": self._replica, **describe_fleet(self._router.table)}), _HEADERS)
+        reply.send(200, msgspec.json.encode({"replica": self._replica, **self._describe_fleet()}), _HEADERS)
+
+    def _describe_fleet(self) -> dict[str, Any]:
+        """Return the figures of the fleet: of a large one at most once a second, however many pages are open."""
+        table, (built_at, built) = self._router.table, self._built_fleet
+        if len(table) < MAX_PODS or time.monotonic() - built_at > FLEET_SECONDS:
+            built = describe_fleet(table)
+            self._built_fleet = time.monotonic(), built
+        return built
 
     async def _requests(self, request: Request, reply: Reply, caller: Caller) -> None:
         assert self._router.request_log is not None
@@ -163,8 +175,8 @@ class Console:
         async with self._prefixes_lock:  # one at a time, however many ask
             self._prefix_pages = {name: page for name, page in self._prefix_pages.items() if now - page[0] < PREFIXES_SECONDS}
             if tenant not in self._prefix_pages:
-                policy, current = self._router.policy, self._router.formats.current
-                look_up = policy.holders if isinstance(policy, PrefixAware) and policy.index != "off" else None
+                lookups, current = self._router.lookups, self._router.formats.current
+                look_up = None if lookups is None else partial(self._look_up, lookups, caller.tenant.name)
                 block_tokens = current.format.block_tokens if current is not None else 0
                 chains = self._router.request_log.prefixes.chains(tenant)
                 found = await describe_prefixes(chains, look_up, block_tokens, self._names())
@@ -174,6 +186,13 @@ class Console:
             else:
                 page = self._prefix_pages[tenant][1]
         reply.send(200, page, _HEADERS, _HTML)
+
+    async def _look_up(self, lookups: IndexLookups, tenant: str, hashes: Sequence[int]) -> Mapping[str, int]:
+        try:
+            async with lookups.turn(tenant):
+                return await lookups.holders(hashes)
+        except ApiError as error:
+            raise IndexUnavailable(str(error)) from error
 
     def _tenant(self, caller: Caller) -> str | None:
         """Return the tenant whose requests the caller may see; None: all."""

@@ -64,7 +64,7 @@ async def _look_up_leaves(nodes: Sequence[ShownNode], look_up: LookUp | None) ->
     hottest = sorted(places, key=lambda place: nodes[place].node.heat, reverse=True)[:MAX_LOOKUPS]
     found: dict[int, Mapping[str, int]] = {}
     try:
-        for place in hottest:  # one at a time: requests that are being routed share the connection to Redis
+        for place in hottest:  # one at a time: the queries of other tenants take turns with these
             found[place] = await look_up(nodes[place].node.prefix)
     except IndexUnavailable as error:
         return {}, str(error)

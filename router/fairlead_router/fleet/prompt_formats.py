@@ -5,7 +5,7 @@ import hashlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from fairlead_router.wire.upstream import Head, UpstreamError
 logger = logging.getLogger(__name__)
 
 PATH = "/internal/prompt-format"
+FormatOf = tuple[str, str]
+"""The revision whose canary a worker is (empty: none), and the tag of its format."""
 FETCH_SECONDS = 20.0
 MAX_BYTES = 256 << 20
 """Limit of an uncompressed format. The largest tokenizers have 40 MB."""
@@ -54,6 +56,8 @@ class PromptFormats:
         self._unusable: set[str] = set()
         """Formats that cannot be used here and are not fetched again."""
         self.current: KnownFormat | None = None
+        self._counts: dict[str, Counter[str]] = {}
+        """Number of usable workers with each format, by the revision whose canary they are (empty: none)."""
         self._of_canary: dict[str, KnownFormat] = {}
         """Formats of canaries, by revision."""
 
@@ -116,22 +120,28 @@ class PromptFormats:
             self._unusable.add(tag)
             logger.warning("the prompt format %s of %s cannot be used, prompts go to such workers as text: %s", tag, address, error)
 
-    def choose_current(self, tags: Iterable[tuple[str, str]]) -> None:
-        """Choose the current format by the usable workers' majority, and drop formats that none of them has, but never the last one.
+    def count(self, old: FormatOf | None, new: FormatOf | None) -> None:
+        """Count the format of a usable worker instead of the one that it had; None: it is not usable."""
+        for each, step in ((old, -1), (new, 1)):
+            if each is not None:
+                canary, tag = each
+                counts = self._counts.setdefault(canary, Counter())
+                counts[tag] += step
+                if not counts[tag]:
+                    del counts[tag]
 
-        `tags`: for each worker the revision whose canary it is (empty: none), and its tag.
-        """
-        by_canary: dict[str, Counter[str]] = {}
-        for canary, tag in tags:
-            if tag in self._known:
-                by_canary.setdefault(canary, Counter())[tag] += 1
+    def choose_current(self) -> None:
+        """Choose the current format by the usable workers' majority, and drop formats that none of them has, but never the last one."""
+        by_canary = {canary: Counter({tag: count[tag] for tag in count if tag in self._known}) for canary, count in self._counts.items()}
+        by_canary = {canary: count for canary, count in by_canary.items() if count}
         if not by_canary:
             return
         all_tags = sum(by_canary.values(), Counter[str]())
         best = {canary: self._known[self._most_common(count)] for canary, count in by_canary.items()}
         self.current = best.pop("", None) or self._known[self._most_common(all_tags)]
         self._of_canary = best
-        self._set_known({tag: known for tag, known in self._known.items() if tag in all_tags})
+        if len(all_tags) < len(self._known):
+            self._set_known({tag: known for tag, known in self._known.items() if tag in all_tags})
 
     def _set_known(self, known: dict[str, KnownFormat]) -> None:
         self._known = known
@@ -149,6 +159,10 @@ class PromptFormats:
         if current is None or not isinstance(name, str) or name in current.format.model_names:
             return current
         return next((known for known in self._known.values() if name in known.format.model_names), current)
+
+    def known(self) -> Collection[KnownFormat]:
+        """Return all formats of the workers."""
+        return self._known.values()
 
     def find(self, tag: str) -> KnownFormat | None:
         return self._known.get(tag)

@@ -1,8 +1,8 @@
 """The router's view of the workers: addresses from discovery, each worker's last report, and the outcome of requests there."""
 
 import asyncio
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from time import monotonic
@@ -13,8 +13,9 @@ from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
-from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
+from fairlead_router.fleet.adapters import Adapter, AdaptersByName, MergedAdapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
+from fairlead_router.fleet.eligibility import Eligibility
 from fairlead_router.fleet.prediction_error import PredictionError
 from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
@@ -25,6 +26,10 @@ MIN_CHECK_INTERVAL_SECONDS = 0.1
 """Shortest interval between health checks that the index's records of another incarnation cause."""
 MAX_CACHED_MODELS = 64
 """Most models whose usable workers are cached."""
+MAX_LOAD_CHANGES = 64
+"""Most workers whose places in the order a request brings up to date."""
+SLICE = 200
+"""Workers of which a page or a scrape is built before other work runs."""
 NOT_CHECKED = "not checked yet"
 """Reason of a worker before its first health check."""
 
@@ -36,7 +41,7 @@ def _eligibility_attribute(name: str) -> Any:
     def set_value(worker: "Worker", value: object) -> None:
         changed = getattr(worker, attribute, None) != value
         setattr(worker, attribute, value)
-        if changed:  # each check sets all: else 500 workers would clear the cache 2,500 times a second
+        if changed:  # each check sets all
             worker.on_eligibility_change()
 
     return property(attrgetter(attribute), set_value)  # attrgetter: a read costs no Python call
@@ -188,24 +193,11 @@ class Worker:
 class _NotExcluded:
     """Addresses without excluded workers. Membership is tested lazily, so that a retry does not copy a large fleet."""
 
-    def __init__(self, addresses: frozenset[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
+    def __init__(self, addresses: Container[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
         self._addresses, self._workers, self._excluded = addresses, workers, excluded
 
-    def __contains__(self, address: object) -> bool:
+    def __contains__(self, address: Any) -> bool:
         return address in self._addresses and (address, self._workers[address].generation) not in self._excluded
-
-
-@dataclass(frozen=True, slots=True)
-class _Eligibility:
-    """Eligible workers of a model, cached until a worker changes."""
-
-    usable: list[Worker]
-    last_resort: list[Worker]
-    """Workers that have only fallen silent."""
-    addresses: frozenset[str]
-    """Addresses of the usable workers."""
-    ineligible: frozenset[str]
-    """All other addresses."""
 
 
 class WorkerTable:
@@ -217,10 +209,10 @@ class WorkerTable:
         """`admin_port`: port of the workers' health checks; None: the port from discovery."""
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
-        self._eligibility_by_model: dict[str, _Eligibility] = {}
+        self._eligibility_by_model: dict[str, Eligibility[Worker]] = {}
         self._order, self._load_changed = StartOrder(), set[str]()
         self._ring = Ring()
-        self._adapters: dict[str, Adapter] = {}
+        self._adapters = MergedAdapters()
         self._change_event = asyncio.Event()
         self.last_runtime = ""
         """Runtime of the worker that reported last, also after the last worker is gone."""
@@ -235,30 +227,37 @@ class WorkerTable:
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))  # a copy: tasks add and drop meanwhile
 
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def get(self, address: str) -> Worker | None:
         return self._workers.get(address)
 
     def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
-        """Return the eligible workers; if there are none, those that only fell silent. `excluded`: (address, generation)."""
+        """Return the eligible workers; if there are none, those that only fell silent. `excluded`: (address, generation).
+
+        Use them before anything is awaited.
+        """
         eligibility = self._eligibility(model)
+        usable, last_resort = eligibility.usable.workers, eligibility.last_resort.workers
         if not excluded:
-            return eligibility.usable or eligibility.last_resort
-        return _exclude(eligibility.usable, excluded) or _exclude(eligibility.last_resort, excluded)
+            return usable or last_resort
+        return _exclude(usable, excluded) or _exclude(last_resort, excluded)
 
     def eligible_addresses(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
         """Return the addresses of the workers that are usable for such a request."""
-        addresses = self._eligibility(model).addresses
+        addresses = self._eligibility(model).usable.places
         return _NotExcluded(addresses, self._workers, excluded) if excluded else addresses
 
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """Return `usable`; of a large fleet only the `count` workers that could begin a prompt soonest, by this router's view."""
         eligibility = self._eligibility(model)
-        if len(eligibility.usable) <= SMALL_FLEET:
+        if len(eligibility.usable.workers) <= SMALL_FLEET:
             return self.usable(excluded, model)
         self._update_order()
         allowed = self.eligible_addresses(excluded, model)
         found = list(islice((address for address in self._order if address in allowed), count))
-        return [self._workers[address] for address in found] or _exclude(eligibility.last_resort, excluded)
+        return [self._workers[address] for address in found] or _exclude(eligibility.last_resort.workers, excluded)
 
     def home(self, place: int, allowed: Container[str]) -> Worker | None:
         """Return the worker that every router would choose for a place on the hash ring, among the addresses in `allowed`."""
@@ -290,21 +289,24 @@ class WorkerTable:
         return frozenset(self._lacking.get(path, {}).items())
 
     def any_usable(self) -> bool:
-        """Return whether there is any usable worker."""
+        """Return whether there is any usable worker, if only as a last resort."""
         return bool(self.usable())
+
+    def any_answering(self) -> bool:
+        """Return whether there is any usable worker that has not fallen silent."""
+        return bool(self._eligibility("").usable.workers)
 
     def adapters(self) -> Mapping[str, Adapter]:
         """Return the adapters that the workers report. Without workers, return those of the last ones.
 
         Requests then wait for new workers (scaled to zero, or all restarting), and do not get a 404 for the model.
         """
-        return self._adapters
+        return self._adapters.by_name
 
-    def update_adapters(self) -> None:
-        """Recompute the adapters: a worker changed its own or was removed."""
-        reports = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
-        if reports:
-            self._adapters = merge_adapters(reports)
+    def update_adapters(self, worker: Worker) -> None:
+        """Apply the adapters of a worker that reported others, or became ready or unready."""
+        if self._workers.get(worker.address) is worker:
+            self._adapters.set(worker.address, worker.adapters if worker.ready and not worker.reason else None)
 
     def unusable_addresses(self, model: str = "") -> frozenset[str]:
         """Return known addresses that the index must not choose: not usable for such a request."""
@@ -312,26 +314,32 @@ class WorkerTable:
 
     def set_addresses(self, addresses: Collection[str]) -> None:
         """Apply discovery's newest answer. A worker missing from it is removed immediately, and its running streams continue."""
-        for address in addresses:
-            if address not in self._workers:
-                self._add(address)
-        for worker in [worker for worker in self._workers.values() if worker.address not in addresses]:
+        listed = set(addresses)
+        added = [address for address in dict.fromkeys(addresses) if address not in self._workers]
+        gone = [worker for worker in self._workers.values() if worker.address not in listed]
+        self._ring.add_all(added)
+        self._ring.discard_all({worker.address for worker in gone})
+        for address in added:
+            self._add(address)
+        for worker in gone:
             self._drop(worker)
+        if added or gone:
+            self.notify()
 
     def _drop(self, worker: Worker) -> None:
-        del self._workers[worker.address]
-        self._order.discard(worker.address)
-        self._load_changed.discard(worker.address)
-        self._ring.discard(worker.address)
-        self._engines.discard(worker.address)
+        address = worker.address
+        del self._workers[address]
+        self._order.discard(address)
+        self._load_changed.discard(address)
+        self._engines.discard(address)
         for lacking in self._lacking.values():
-            lacking.pop(worker.address, None)
+            lacking.pop(address, None)
         worker.on_eligibility_change, worker.on_load_change = (lambda: None), (lambda address: None)
         worker.ready = False
         worker.close()
-        self._eligibility_by_model.clear()
-        self.update_adapters()
-        self.notify()
+        for eligibility in self._eligibility_by_model.values():
+            eligibility.discard(address)
+        self._adapters.set(address, None)
 
     def notify(self) -> None:
         """Wake the requests that wait for a worker."""
@@ -348,25 +356,30 @@ class WorkerTable:
 
     def _add(self, address: str) -> None:
         worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout, self._admin_port)
-        worker.on_eligibility_change, worker.on_load_change = self._eligibility_by_model.clear, self._load_changed.add
-        self._eligibility_by_model.clear()
-        self._load_changed.add(address)
-        self._ring.add(address)
+        worker.on_eligibility_change, worker.on_load_change = partial(self._update_eligibility, worker), self._record_load
+        self._update_eligibility(worker)
+        self._record_load(address)
         self.on_added(worker)
-        self.notify()
 
-    def _eligibility(self, model: str) -> _Eligibility:
+    def _update_eligibility(self, worker: Worker) -> None:
+        for eligibility in self._eligibility_by_model.values():
+            eligibility.update(worker)
+
+    def _eligibility(self, model: str) -> Eligibility[Worker]:
         eligibility = self._eligibility_by_model.get(model)
         if eligibility is None:
-            known = list(self._workers.values())
-            serving = [worker for worker in known if worker.serves(model)]
-            usable = [worker for worker in serving if worker.usable]
-            addresses = frozenset(worker.address for worker in usable)
-            ineligible = frozenset(worker.address for worker in known) - addresses
-            eligibility = _Eligibility(usable, [worker for worker in serving if worker.is_last_resort], addresses, ineligible)
+            eligibility = Eligibility[Worker](model)
+            for worker in self._workers.values():
+                eligibility.update(worker)
             if len(self._eligibility_by_model) < MAX_CACHED_MODELS:
                 self._eligibility_by_model[model] = eligibility
         return eligibility
+
+    def _record_load(self, address: str) -> None:
+        """Record that a worker's place in the order may have changed. A batch is applied at once, so that no request applies all."""
+        self._load_changed.add(address)
+        if len(self._load_changed) >= MAX_LOAD_CHANGES:
+            self._update_order()
 
     def _update_order(self) -> None:
         if self._load_changed:
@@ -378,3 +391,9 @@ class WorkerTable:
 
 def _exclude(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
     return [worker for worker in workers if (worker.address, worker.generation) not in excluded]
+
+
+def slices(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
+    """Return the workers by address in lists of at most SLICE: work on one takes about a millisecond of the event loop."""
+    known = sorted(workers, key=attrgetter("address"))
+    return (known[at : at + SLICE] for at in range(0, len(known), SLICE))

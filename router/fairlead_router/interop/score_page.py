@@ -1,6 +1,5 @@
 """`POST /fairlead/score`: where a request would go now, and each term of the score. Nothing is sent or reserved."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -8,15 +7,14 @@ import msgspec
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.request.validation import DECODING, decode_error
-from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.routing.ranking import Ranking
+from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.upstream_request import build_routing_request
-from fairlead_router.tenancy.tenants import ANONYMOUS
+from fairlead_router.tenancy.tenants import Caller
 
 PATH: Final = "/fairlead/score"
-Rank = Callable[[RoutingRequest], Awaitable[Ranking]]
 
 
 class _Body(msgspec.Struct):
@@ -24,23 +22,30 @@ class _Body(msgspec.Struct):
 
 
 class ScorePage:
-    """Ranks the workers for a request that is not sent. `rank` is None with a policy that has no score."""
+    """Ranks the workers for a request that is not sent. `policy` is None if the router's has no score. `lookups`: None without an index."""
 
-    def __init__(self, prompts: Prompts, table: WorkerTable, rank: Rank | None, policy: str) -> None:
-        self._prompts, self._table, self._rank, self._policy = prompts, table, rank, policy
+    def __init__(self, prompts: Prompts, table: WorkerTable, policy: PrefixAware | None, lookups: IndexLookups | None, name: str) -> None:
+        """`name`: of the router's policy."""
+        self._prompts, self._table, self._policy, self._lookups, self._name = prompts, table, policy, lookups, name
         self._decoder = msgspec.json.Decoder(_Body)
 
-    async def answer(self, raw: bytes) -> dict[str, Any]:
-        """Return the ranking of a completion's or a chat's body. Raises ApiError."""
-        if self._rank is None:
-            message = f"Policy {self._policy} has no score: only PrefixAware compares workers by one."
+    async def answer(self, raw: bytes, caller: Caller) -> bytes:
+        """Return the ranking of a completion's or a chat's body, as if `caller` sent it. Raises ApiError."""
+        if self._policy is None:
+            message = f"Policy {self._name} has no score: only PrefixAware compares workers by one."
             raise ApiError(501, message, kind="server_error", code="no_score")
         try:
             path = COMPLETIONS if self._decoder.decode(raw).messages is None else CHAT
         except DECODING as error:
             raise decode_error(error) from None
-        prompt = await self._prompts.read(path, raw)
-        ranking = await self._rank(build_routing_request(prompt, ANONYMOUS, ""))
+        tenant = caller.tenant.name
+        prompt = await self._prompts.read(path, raw, caller.salt, "", tenant)
+        request = build_routing_request(prompt, caller, "")
+        if self._lookups is None:
+            ranking = await self._policy.rank(request)
+        else:
+            async with self._lookups.turn(tenant):
+                ranking = await self._lookups.rank(request)
         workers = [
             {
                 "pod": worker.pod if (worker := self._table.get(start.address)) is not None else "",
@@ -53,4 +58,4 @@ class ScorePage:
             }
             for start in ranking.starts
         ]
-        return {"prompt_tokens": prompt.length, "source": ranking.source, "workers": workers}
+        return msgspec.json.encode({"prompt_tokens": prompt.length, "source": ranking.source, "workers": workers})

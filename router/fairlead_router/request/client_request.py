@@ -170,8 +170,8 @@ class Call:
             self.body_budget.release(self.caller.tenant.name, self.reserved_bytes)
             self.reserved_bytes = 0
 
-    async def read_body(self, request: Request, limit: int) -> None:
-        """Read the whole body.
+    async def read_body(self, request: Request, limit: int, reason: str = "--max-body-bytes") -> None:
+        """Read the whole body. `reason`: what sets the limit.
 
         Raises ApiError: 413 before reading if the announced length exceeds `limit`, or once the received bytes do; 415 for a compressed
         body, which would evade that limit.
@@ -182,18 +182,19 @@ class Call:
                 415, message, code="unsupported_encoding", headers=[(b"accept-encoding", b"identity"), (b"connection", b"close")]
             )
         if self.length is not None and self.length > limit:
-            raise self._too_large(limit)
+            raise self.too_large(limit, reason)
         while not request.is_complete and request.received <= limit:
             self.reserve_body(request.received)
             await request.wait_for_body()
         if request.received > limit:
-            raise self._too_large(limit)
+            raise self.too_large(limit, reason)
         self.reserve_body(request.received)
         self.body = request.take()
 
-    def _too_large(self, limit: int) -> ApiError:
+    def too_large(self, limit: int, reason: str) -> ApiError:
+        """Return the 413 for a body beyond `limit` bytes."""
         size = f"is {self.length} bytes" if self.length is not None else "has no announced length and"
-        message = f"The request body {size} exceeds the limit of {limit} bytes (--max-body-bytes)."
+        message = f"The request body {size} exceeds the limit of {limit} bytes ({reason})."
         return ApiError(
             413, message.replace("bytes exceeds", "bytes: it exceeds"), code="request_too_large", headers=[(b"connection", b"close")]
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fairlead_index.groups import GroupedReader, create_reader
 from fairlead_index.reader import IndexReader, IndexUnavailable, Route
 from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import LogLimit
 from fairlead_router.config import IndexMode
 from fairlead_router.fleet.trust import Trust
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -71,6 +72,7 @@ class PrefixAware:
         self._unindexed = UnindexedWorkers(table, self._reader, fleet) if self._reader is not None else None
         self._audit = PredictionAudit(metrics, self._held, self._reader.recall) if self._reader is not None else None
         self._is_unavailable = False
+        self._log_limit, self._is_logged = LogLimit(), False
         self.index_reason = ""
         """Why the index is unavailable, in plain text."""
         self._watching: asyncio.Task[None] | None = None
@@ -151,28 +153,18 @@ class PrefixAware:
 
         return lambda place: self._table.home(place, by_address)
 
-    async def rank(self, request: RoutingRequest) -> Ranking:
-        """Return the workers that `choose` compares now, best first, without a reservation."""
-        return await rank(request, self._table, self._mirror, self._reader)
+    async def rank(self, request: RoutingRequest, reader: IndexReader | GroupedReader | None = None) -> Ranking:
+        """Return the workers that `choose` compares now, best first, without a reservation. `reader`: None for that of routing."""
+        return await rank(request, self._table, self._mirror, reader or self._reader)
 
-    async def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""
-        if self._reader is None:
-            raise IndexUnavailable("this router has no index: set --redis-url")
-        return await self._reader.match(hashes)
-
-    async def holders(self, hashes: Sequence[int]) -> Mapping[str, int]:
-        """Return the prompt's tokens that workers hold, by address: from the mirror if it is as good as Redis, which is asked otherwise.
-
-        The mirror of a large fleet names the deepest holders only. Raises IndexUnavailable.
-        """
-        if self._mirror is not None and self._mirror.is_preferred:
-            return self._mirror.predict(RoutingRequest(hashes=hashes))
-        return await self.match(hashes)
+    @property
+    def is_mirror_preferred(self) -> bool:
+        """Whether the mirror is as good as Redis, or better."""
+        return self._mirror is not None and self._mirror.is_preferred
 
     def predict(self, request: RoutingRequest) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address, as the mirror has it now; empty without one."""
-        return self._mirror.predict(request) if self._mirror is not None and self._mirror.is_preferred else {}
+        return self._mirror.predict(request) if self._mirror is not None and self.is_mirror_preferred else {}
 
     def prefill_seconds(self, address: str) -> float:
         """Return the seconds of prefill ahead of a new prompt at the worker, as all routers together know it; 0: not known."""
@@ -218,7 +210,7 @@ class PrefixAware:
         """Track whether Redis answers, also when no request queries it: a mirror serves the requests, or there are none."""
         while True:
             if self._mirror is not None and self._mirror.is_ready:
-                self._set_unavailable(is_unavailable=not self._mirror.fleet.is_fresh, reason="Redis does not answer")
+                self._set_unavailable(is_unavailable=not self._mirror.fleet.is_fresh, reason=self._mirror.fleet.reason)
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             try:
@@ -235,16 +227,18 @@ class PrefixAware:
         task.add_done_callback(self._tasks.discard)
 
     def _set_unavailable(self, is_unavailable: bool, reason: str = "") -> None:
-        """Record whether the index is unavailable. Only transitions are logged."""
+        """Record whether the index is unavailable. Transitions are logged, at most one a minute: each reply of Redis may cause one."""
         if is_unavailable == self._is_unavailable:
             return
         self._is_unavailable = is_unavailable
         self.index_reason = reason if is_unavailable else ""
         self._metrics.index_up.set(0 if is_unavailable else 1)
-        if is_unavailable:
+        if is_unavailable and self._log_limit.may_log():
+            self._is_logged = True
             fallback = "its last snapshot and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
             logger.warning("the index is unavailable, routing by %s: %s", fallback, reason)
-        else:
+        elif not is_unavailable and self._is_logged:
+            self._is_logged = False
             logger.info("the index answers again")
 
     async def close(self) -> None:

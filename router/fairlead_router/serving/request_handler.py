@@ -79,6 +79,15 @@ class RequestHandler:
         """Raise ApiError 429 for a tenant in debt, before its prompt costs anything."""
         self._admit(account, 1)
 
+    def charge_query(self, account: Account, size: int, workers: int) -> None:
+        """Charge a query of the index with a body of `size` bytes: as a prompt of that size, and a token for each worker that it lists.
+
+        Nothing is put back, whatever the answer: a refused query costs as much. It counts for the tenant's turn in the queue too.
+        """
+        tokens = size // _BYTES_A_TOKEN + workers
+        account.use(tokens)
+        account.serve(tokens)
+
     def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
         """Charge the expected tokens of a request of `size` bytes. Raises ApiError 429 when the tenant's bucket has too few."""
         params = prompt.params

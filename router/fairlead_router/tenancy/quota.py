@@ -14,6 +14,8 @@ from time import monotonic
 
 from prometheus_client import Counter
 
+from fairlead_index.redis.connection import BadReply
+from fairlead_index.redis.replies import as_number
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.supervision import supervise
@@ -187,13 +189,17 @@ class Accounts:
         args: list[str | float] = []
         for account, used in self._sent:
             args += [account.tenant.name, account.tenant.rate, account.tenant.burst, used]
-        replicas, *levels = await scripts.call("quota", self._name, self._number, *args)
+        replicas, *levels = [
+            as_number(value, "the reply of quota") for value in await scripts.call("quota", self._name, self._number, *args)
+        ]
+        if len(levels) != len(self._sent):
+            raise BadReply(f"the reply of quota has {len(levels)} levels for {len(self._sent)} tenants: is it the index's Redis?")
         sent, self._sent = self._sent, []
         if not self.is_shared:
-            logger.info("token quotas are shared by %d routers", int(replicas))
+            logger.info("token quotas are shared by %d routers", replicas)
         self.is_shared, self._replicas = True, max(1, int(replicas))
         for (account, used), level in zip(sent, levels, strict=True):
-            account.apply_shared_level(float(level), used)
+            account.apply_shared_level(level, used)
 
     def _fall_back(self, error: Exception) -> None:
         if self.is_shared:

@@ -126,7 +126,7 @@ async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespa
                 return True
 
             await eventually(converged)
-            await reader._call("sweep", world.random.randint(1, 200))
+            await reader._scripts.call("sweep", world.random.randint(1, 200))
     finally:
         await asyncio.gather(*(writer.leave() for writer in world.writers.values()), *(each.close() for each in late))
         await reader.close()

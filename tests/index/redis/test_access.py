@@ -84,7 +84,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         await eventually(lambda: holds(lambda: fleet.is_fresh and "a:1" in fleet.workers), 5)
         reserved = fleet.reserve("a:1", 10.0)
         assert reserved and fleet.release(reserved)
-        await reader._call("quota", "router-1", 1, "tenant", 1, 10, 2)
+        await reader._scripts.call("quota", "router-1", 1, "tenant", 1, 10, 2)
         for number in range(600):  # more runs than the first buckets take: they split
             writer.store(array("Q", [1000 + number]))
         writer.remove(CHAIN[32:][::-1])

@@ -145,7 +145,7 @@ async def known(redis: RedisServer, namespace: str, worker: StandIn, router: Run
     async def holds() -> bool:
         held = await reader.match(hashes)
         try:
-            shown = await router.server.router.policy.holders(hashes)  # type: ignore[union-attr]
+            shown = await router.server.router.lookups.holders(hashes)  # type: ignore[union-attr]
         except IndexUnavailable:  # the router waits for Redis for 50 ms
             return False
         return held.get(worker.address, 0) == shown.get(worker.address, 0) == worker.format.block_tokens * len(hashes) > 0

@@ -91,10 +91,10 @@ async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(flee
     router = await fleet.router(await fleet.worker())
     size, count, built = 50_000, 400, 0
 
-    def picture() -> str:
+    async def picture() -> bytes:
         nonlocal built
         built += 1
-        return "x" * size
+        return b"x" * size
 
     monkeypatch.setattr(router.server.router, "describe_workers", picture)
     async with wire(router) as (reader, writer):
@@ -333,10 +333,10 @@ async def test_requests_without_an_answer_get_503_when_the_drain_ends(fleet: Fle
 async def test_an_exception_in_a_page_is_a_500(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await fleet.router(await fleet.worker())
 
-    def fails() -> bytes:
+    async def fails() -> bytes:
         raise KeyError("surprise")
 
-    monkeypatch.setattr(router.server.router.metrics, "text", fails)
+    monkeypatch.setattr(router.server.router.metrics, "render", fails)
     async with wire(router) as (reader, writer):
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert [(await answer(reader))[0] for _ in range(2)] == [500, 200]

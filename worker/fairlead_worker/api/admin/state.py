@@ -39,7 +39,8 @@ async def load(worker: Worker, context: RequestContext) -> None:
     load = worker.engine.state.load
     numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
-    fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
+    fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining}
+    fields["ready"] = worker.serving and worker.healthy
     fields |= {"max_running": worker.config.max_num_seqs, "scheduling_policy": worker.config.scheduling_policy}
     fields["server_load"] = worker.in_flight
     if incarnation := worker.incarnation():
