@@ -68,6 +68,11 @@ def batch_secret(service: InferenceService) -> str:
     return f"{service.name}-batch-{digest(service.uid)}"
 
 
+def responses_secret(service: InferenceService) -> str:
+    """Return the name of the Secret from which routers derive the keys of stored responses."""
+    return f"{service.name}-responses-{digest(service.uid)}"
+
+
 def redis_secret(service: InferenceService, role: str) -> str:
     """Return the name of the Secret with the Redis credentials of one role (worker or router)."""
     return f"{service.name}-redis-{role}"

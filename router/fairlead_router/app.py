@@ -25,7 +25,7 @@ from fairlead_router.console.console import Console
 from fairlead_router.console.console import serves as is_console_path
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, Headers, unavailable
 from fairlead_router.interop import queries
-from fairlead_router.interop.redirect import has_opted_out
+from fairlead_router.interop.redirect import has_opted_out, uses_stored_response
 from fairlead_router.interop.score_page import PATH as SCORE
 from fairlead_router.request.client_request import Call, linger
 from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt
@@ -166,7 +166,7 @@ class App:
                 prompt = await self._prompt(call)
                 self._router.demand.request_started(0 if call.is_best_effort else prompt.length)
                 counted = True
-                if self._router.redirector.is_enabled and not has_opted_out(request.headers):
+                if self._router.redirector.is_enabled and not has_opted_out(request.headers) and not uses_stored_response(path, call.body):
                     raise await self._router.redirector.redirect(call, prompt)
                 await handler.forward(call, prompt, reply)
             else:

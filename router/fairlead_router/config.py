@@ -58,6 +58,9 @@ class RouterConfig(BaseSettings):
     api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
     batch_url: str = Field("", description="URL of the batch server, which gets /v1/files and /v1/batches (empty: there is none)")
     batch_secret_file: str = Field("", description="file with the secret shared with the batch server, read at each use")
+    responses_secret_file: str = Field(
+        "", description="file with the secret for the keys of stored responses, the same in all routers (empty: one of this process)"
+    )
     model_routes_file: str = Field(
         "", description="file with the models of other services, whose requests are sent to them; reloaded when it changes (empty: none)"
     )

@@ -31,7 +31,7 @@ class LocalSettings:
 
     @property
     def batch_secret(self) -> Path:
-        """File of the secret that routers and batch servers share."""
+        """File of the secret that routers and batch servers share, and from which routers derive the keys of stored responses."""
         return self.logs.parent / BATCH_SECRET
 
     def endpoints_file(self, service: str) -> Path:
@@ -89,6 +89,8 @@ class Workload:
 
     def variables(self, pod: str, port: int, settings: LocalSettings) -> dict[str, str]:
         """Return environment variables that replace those of a cluster. An empty one counts as unset."""
+        if self.component == "router":
+            return {"FAIRLEAD_RESPONSES_SECRET_FILE": str(settings.batch_secret)}
         if self.component != "worker":
             return {}
         return {

@@ -33,9 +33,10 @@ class CannotManageUsers(Exception):
 def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     """Return the ACL SETUSER rules for `role` in the service `namespace`: keys and commands, without passwords.
 
-    A worker reads and writes its service's keys except quotas (`q:`). A router reads all keys of its service, and writes reservations,
-    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL. Redis 6.2 lacks both, so there a router may
-    also write what it may read. Raises ValueError for a namespace that can never work.
+    A worker reads and writes its service's keys except quotas (`q:`). A router reads the keys of its service except stored responses
+    (`answers:`, the only ones that begin with `a`), and writes reservations, recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~`
+    and FCALL. Redis 6.2 lacks both, so there a router may also write what it may read. Raises ValueError for a namespace that can never
+    work.
     """
     keys: list[str] = []
     for tag in _SERVICE_TAGS:
@@ -43,9 +44,9 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
         if role == "worker":
             keys += [f"~{prefix}[^q]*", f"~{prefix}"]
         elif redis_7:
-            keys += [f"%R~{prefix}*", f"~{prefix}", f"~{prefix}[rq]:*"]
+            keys += [f"%R~{prefix}[^a]*", f"~{prefix}", f"~{prefix}[rq]:*"]
         else:
-            keys.append(f"~{prefix}*")
+            keys += [f"~{prefix}[^a]*", f"~{prefix}"]
     commands = f"{_COMMANDS[role]} {_REDIS_7_COMMANDS if redis_7 else ''}".split()
     return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in commands)]
 

@@ -19,11 +19,12 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 
 SCRIPTS: Final = (
     "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "reserve", "sweep", "renew", "workers", "quota",
+    "store_response", "delete_response",
 )  # fmt: skip
 _READ_ONLY: Final = frozenset({"match", "workers"})
 _USE_MATCH: Final = frozenset({"match", "route"})
-_WHEN_FULL: Final = frozenset(SCRIPTS) - _READ_ONLY - {"apply"}
-"""Scripts that run past maxmemory, as they need little memory or free some. Only `apply` is refused, with OOM."""
+_WHEN_FULL: Final = frozenset(SCRIPTS) - _READ_ONLY - {"apply", "store_response"}
+"""Scripts that run past maxmemory, as they need little memory or free some. The others are refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""
 _NAMES: Final = "call, byte, sub, char, floor"

@@ -184,3 +184,16 @@ local function kill(p, slot)
   call('ZADD', p .. 'dead', slot_number(slot), slot)
   call('EXPIRE', p .. 'dead', KEPT)
 end
+
+-- Stored responses (fairlead_worker.api.response_store): `answers:r` and a name -> a response; `answers:all` and, for a tenant's tag, `answers:t` and it ->
+-- members "tag name size" by their end (microseconds); `answers:bytes`: tag -> its bytes, '' -> those of all. Names and tags are MACs: no id or tenant is in Redis.
+local function drop_response(p, member)
+  local tag, name, size = string.match(member, '^(%x+) (%x+) (%d+)$')
+  if not tag then call('ZREM', p .. 'answers:all', member) return end  -- forged
+  call('ZREM', p .. 'answers:t' .. tag, member)
+  call('DEL', p .. 'answers:r' .. name)
+  if call('ZREM', p .. 'answers:all', member) == 1 then
+    call('HINCRBY', p .. 'answers:bytes', '', -size)
+    if call('HINCRBY', p .. 'answers:bytes', tag, -size) <= 0 then call('HDEL', p .. 'answers:bytes', tag) end
+  end
+end

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, security
+from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, secrets, security
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -17,6 +17,8 @@ from fairlead_operator.router_size import replicas_to_apply
 from fairlead_operator.settings import Settings
 
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
+RESPONSES_FILE = PurePosixPath("/etc/fairlead/responses/secret")
+"""Secret for the keys of stored responses. Only routers mount it: neither workers nor Redis can derive a key."""
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
@@ -30,7 +32,22 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
     deployment = _deployment(service, replicas, pinned.template, paused)
     routes = model_routes.objects(service, settings, seen.other_services)
-    return [_service(service, seen), *certificate, *routes, *pinned.revisions, deployment, *autoscaler, budget]
+    return [
+        *_secrets(service, settings),
+        _service(service, seen),
+        *certificate,
+        *routes,
+        *pinned.revisions,
+        deployment,
+        *autoscaler,
+        budget,
+    ]
+
+
+def _secrets(service: InferenceService, settings: Settings) -> list[Object]:
+    """Return the secret for the keys of stored responses; none without Redis, which stores them."""
+    name = names.responses_secret(service)
+    return [secrets.build_random(service, name, names.ROUTER, RESPONSES_FILE.name)] if settings.redis_url else []
 
 
 def _service(service: InferenceService, observed: Observed) -> Object:
@@ -72,7 +89,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-router"],
         "args": arguments(service, settings),
-        "env": [{"name": "HOME", "value": "/tmp"}, *pods.tracing(settings)],
+        "env": [{"name": "HOME", "value": "/tmp"}, *_responses_variable(settings), *pods.tracing(settings)],
         "ports": [
             {"name": names.scheme(service), "containerPort": router_tls.port_number(service), "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
@@ -80,13 +97,13 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         ],
         "resources": pods.CONTROL_RESOURCES,
         "securityContext": security.container_context(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service, settings), *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
+    volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service, settings), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, settings, names.ROUTER, container, volumes)
     template: Object = {"spec": spec}
     if service.spec.router.pod_template is not None:
@@ -94,10 +111,17 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     return pods.add_labels(service, names.ROUTER, router_revision(service), template)
 
 
-def _volumes(service: InferenceService) -> list[Object]:
+def _responses_variable(settings: Settings) -> list[Object]:
+    """Return the variable with the file of `responses_secret`. Routers of older images ignore a variable, and refuse a flag."""
+    return [{"name": "FAIRLEAD_RESPONSES_SECRET_FILE", "value": str(RESPONSES_FILE)}] if settings.redis_url else []
+
+
+def _volumes(service: InferenceService, settings: Settings) -> list[Object]:
     """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = list(canary.router_volumes(service))
     split += batch.secret_volumes(service) + router_tls.volumes(service) + model_routes.volumes(service)
+    if settings.redis_url:
+        split.append({"name": "responses", "secret": {"secretName": names.responses_secret(service), "defaultMode": 0o440}})
     if service.spec.access is None:
         return split
     secret = service.spec.access.keys_secret_ref
@@ -105,10 +129,12 @@ def _volumes(service: InferenceService) -> list[Object]:
     return [{"name": "api-keys", "secret": source}, *split]
 
 
-def _mounts(service: InferenceService) -> list[Object]:
+def _mounts(service: InferenceService, settings: Settings) -> list[Object]:
     keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
+    responses = [{"name": "responses", "mountPath": str(RESPONSES_FILE.parent), "readOnly": True}] if settings.redis_url else []
     return [
         *keys,
+        *responses,
         *canary.router_mounts(service),
         *batch.secret_mounts(service),
         *router_tls.mounts(service),

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from fairlead_common.protocols.paths import RESPONSES
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import Worker
@@ -42,6 +43,11 @@ class Redirect(ApiError):
 def has_opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Return whether a request opts out of redirects. Header names are in lower case."""
     return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in headers)
+
+
+def uses_stored_response(path: str, body: bytes) -> bool:
+    """Return whether a request may store or continue a response. It is proxied, because only a router has the keys of stored responses."""
+    return path == RESPONSES and (b'"store"' in body or b'"previous_response_id"' in body)
 
 
 class Redirector:

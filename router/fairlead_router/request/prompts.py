@@ -60,6 +60,7 @@ class _Body(msgspec.Struct):
     max_completion_tokens: Any = None
     priority: Any = None
     cache_salt: Any = None
+    previous_response_id: Any = None
     input: Any = None
     text_1: Any = None
     text_2: Any = None

@@ -23,6 +23,7 @@ class Fields(pooling_prompts.Fields, Protocol):
     max_completion_tokens: Any
     priority: Any
     cache_salt: Any
+    previous_response_id: Any
 
 
 class RequestParams(msgspec.Struct, frozen=True):
@@ -35,6 +36,8 @@ class RequestParams(msgspec.Struct, frozen=True):
     prompts: int = 1
     salt: str = ""
     """The client's own `cache_salt`."""
+    previous_response: str = ""
+    """Id of the stored response that a request to /v1/responses continues."""
 
     @classmethod
     def from_body(cls, path: str, body: Fields) -> "RequestParams":
@@ -46,7 +49,8 @@ class RequestParams(msgspec.Struct, frozen=True):
         prompt = body.prompt if path == COMPLETIONS else None
         prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
         each = max(_number(body.n) or 1, _number(body.best_of) or 1)
-        return cls(body.stream is True, _number(body.priority), bound, prompts * min(each, 1024), prompts, salt)
+        previous = body.previous_response_id if isinstance(body.previous_response_id, str) else ""
+        return cls(body.stream is True, _number(body.priority), bound, prompts * min(each, 1024), prompts, salt, previous)
 
 
 def _number(value: Any) -> int | None:

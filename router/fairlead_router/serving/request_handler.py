@@ -5,9 +5,11 @@ from typing import Any
 
 import xxhash
 
+from fairlead_common.protocols.paths import RESPONSES
+from fairlead_common.response_keys import new_id
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError
+from fairlead_router.errors import ApiError, Headers
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt, estimate_prompt
@@ -22,6 +24,7 @@ from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.class_selection import priority_of, select_class
 from fairlead_router.tenancy.key_file import KeyStore
 from fairlead_router.tenancy.quota import Account, Accounts
+from fairlead_router.tenancy.response_secret import ResponseSecret
 from fairlead_router.tenancy.shared_secret import SharedSecret
 from fairlead_router.tenancy.tenants import Caller
 from fairlead_router.wire.held_stream import HeldStream
@@ -38,6 +41,7 @@ class RequestHandler:
         self._classes = config.service_classes
         self.keys = KeyStore(config.api_keys_file, metrics, self._classes.by_name)
         self._batch_secret = SharedSecret(config.batch_secret_file)
+        self._response_secret = ResponseSecret(config.responses_secret_file)
         self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
         self.body_budget = InflightBodyBudget(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
@@ -120,16 +124,29 @@ class RequestHandler:
         if call.body:
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
-        call.worker_headers = worker_headers(prompt, call.caller)
+        call.worker_headers = worker_headers(prompt, call.caller) + self._stored_response_headers(call)
         ticket = Ticket(call.account, 0, 0, 0)
         try:
             await self._proxy.forward(call, prompt, reply, ticket)
         finally:
             self._admission.leave(ticket)
 
+    def response_headers(self, path: str, prompt: Prompt, caller: Caller) -> Headers:
+        """Return the header with the key of the response that a request may store, and of the one that it continues."""
+        if path != RESPONSES:
+            return []
+        return self._response_secret.headers(caller.tenant.name, new_id(), prompt.params.previous_response)
+
+    def _stored_response_headers(self, call: Call) -> Headers:
+        """Return the header with the key of the stored response in the path; empty for other paths."""
+        if not call.path.startswith(f"{RESPONSES}/"):
+            return []
+        return self._response_secret.headers(call.caller.tenant.name, call.path.split("/")[3])
+
     async def _run(self, call: Call, prompt: Prompt, reply: Reply, charge: Charge) -> None:
         account = charge.account
         call.worker_headers = worker_headers(prompt, call.caller, call.service_class)
+        call.worker_headers += self.response_headers(call.path, prompt, call.caller)
         keep_alive = call.held_stream.keep_alive if call.held_stream is not None else None
         priority = priority_of(call.service_class, call.caller, prompt.params.priority)
         request = build_routing_request(prompt, call.caller, call.session)

@@ -56,17 +56,24 @@ async def test_each_role_may_do_its_work(own_server: RedisServer, admin: RedisCl
 
 
 async def test_a_worker_may_store_responses(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
-    """The commands of `fairlead_worker.api.response_store`, on the keys of the plain namespace for every index group."""
-    await ensure_user(admin, "worker", A, [sha256("current")])
-    client = RedisClient(access(own_server, "worker", A, tmp_path), 5.0)
-    key = f"{key_prefix(A)}answers"
+    """The calls of `fairlead_worker.api.response_store`, on the keys of the plain namespace for every index group. No router may read."""
+    for role in ROLES:
+        await ensure_user(admin, role, A, [sha256("current")])
+    worker = Scripts(access(own_server, "worker", A, tmp_path), A, timeout=5.0)
     try:
-        assert await client.execute("HINCRBY", key, "count", 1) == 1
-        await client.pipeline([("HSET", f"{key}:1", "id", "a", "body", "b"), ("EXPIRE", f"{key}:1", 60)])
-        assert await client.execute("HMGET", f"{key}:1", "id", "body") == [b"a", b"b"]
-        assert await client.execute("DEL", f"{key}:1") == 1
+        for number in range(3):  # the second one makes room for the third
+            assert await worker.call("store_response", f"{number:032x}", "a" * 32, b"text", 60, 2, 1000, 1000) == [b"OK"]
+        key = worker.key(f"answers:r{2:032x}")
+        assert await worker.redis.execute("HGET", key, "text") == b"text"
+        assert await worker.redis.execute("HGET", worker.key(f"answers:r{0:032x}"), "text") is None
+        with signed_in(own_server, "router", A) as router:
+            for command in (("HGETALL", key), ("ZRANGE", worker.key("answers:all"), 0, -1), ("DEL", key), ("HSET", key, "text", "x")):
+                with pytest.raises(redis.RedisError, match=r"(?i)permission"):
+                    router.execute_command(*command)
+        assert await worker.call("delete_response", f"{2:032x}") == [b"OK"]
+        assert await worker.redis.execute("HGET", key, "text") is None
     finally:
-        await client.close()
+        await worker.close()
 
 
 @contextlib.contextmanager

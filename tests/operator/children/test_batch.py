@@ -47,7 +47,7 @@ def test_one_pod_at_a_time_with_the_claim_and_the_routers_secret() -> None:
     router = read_router_config(pod(one, "router")["containers"][0]["args"])
     assert router.batch_url == "http://qwen-batch.default.svc.cluster.local:8090"
     assert router.batch_secret_file == config.secret_file == "/etc/fairlead/batch/secret"
-    secrets = [name for kind, name in made if kind == "Secret"]
+    secrets = [name for kind, name in made if kind == "Secret" and name.startswith("qwen-batch-")]
     for component in ("batch", "router"):
         volumes = {volume["name"]: volume for volume in pod(one, component)["volumes"]}
         assert [volumes["batch-secret"]["secret"]["secretName"]] == secrets

@@ -41,9 +41,14 @@ def index_settings(container: dict[str, Any]) -> set[str]:
     return set(container["args"]) | {f"--{name.lower().replace('_', '-')}={value}" for name, value in variables.items()}
 
 
+def credentials(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the Secrets with logins. That of the routers alone, for stored responses, holds none."""
+    return [one for one in objects if one["kind"] == "Secret" and "-responses-" not in one["metadata"]["name"]]
+
+
 def given(seen: ObservedRedis | None, status: Any = None) -> dict[str, dict[str, str]]:
     """By Secret: what it holds."""
-    secrets = [one for one in made(SECURED, seen, status) if one["kind"] == "Secret"]
+    secrets = credentials(made(SECURED, seen, status))
     return {one["metadata"]["name"]: {key: b64decode(value).decode() for key, value in one["data"].items()} for one in secrets}
 
 
@@ -60,9 +65,10 @@ def test_each_role_mounts_its_own_credentials_and_no_others() -> None:
 
 
 def test_the_secrets_come_before_the_pods_and_belong_to_the_service() -> None:
-    kinds = [one["kind"] for one in made(SECURED)]
-    assert kinds.index("Deployment") > max(at for at, kind in enumerate(kinds) if kind == "Secret")
-    for one in (one for one in made(SECURED) if one["kind"] == "Secret"):
+    objects = made(SECURED)
+    kinds = [one["kind"] for one in objects]
+    assert kinds.index("Deployment") > max(objects.index(one) for one in credentials(objects))
+    for one in credentials(objects):
         assert one["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert set(given(SEEN)) == {"qwen-redis-worker", "qwen-redis-router"}
 
@@ -87,7 +93,7 @@ def test_a_shared_login_is_given_as_it_is_and_kept_while_redis_is_silent() -> No
 
 def test_without_credentials_there_is_nothing_of_them() -> None:
     for settings in (SETTINGS, replace(SECURED, redis_url="")):
-        assert not [one for one in made(settings) if one["kind"] == "Secret"]
+        assert not credentials(made(settings))
         for spec in pods(settings).values():
             assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec).lower().replace("_", "-")
             flags = {argument for argument in index_settings(spec["containers"][0]) if argument.startswith("--redis")}

@@ -1,6 +1,8 @@
 """Secrets are created or applied without being read; a group's Secret is random, and in no pod's template."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,14 +13,17 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import secrets, worker
+from fairlead_operator.desired import desired
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import ApiError
 from fairlead_operator.objects import Object
+from fairlead_operator.observed import Observed
 from fairlead_operator.reconcile import secret_writer
 from fairlead_operator.reconcile.applier import Applier
 from fairlead_operator.reconcile.secret_writer import SecretWriter
 from fairlead_operator.revisions import worker_revision
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = {"tensorParallel": 16, "nodes": 2}
 
 
@@ -112,3 +117,21 @@ def test_a_permanent_refusal_is_reported_and_another_is_raised(code: int, perman
     else:
         with pytest.raises(ApiError):
             finished(converged)
+
+
+def test_only_routers_mount_the_secret_of_stored_responses() -> None:
+    """It comes before them, is random, and the operator keeps no copy; neither workers nor the batch server can derive a key."""
+    made = desired(service(batch={"storageURI": "pvc://batches/chat"}), Observed(), SETTINGS, NOW).objects
+    (secret,) = [one for one in made if one["kind"] == secrets.KIND and "-responses-" in one["metadata"]["name"]]
+    name = secret["metadata"]["name"]
+    assert secret["immutable"] and secret["data"] == {"secret": secrets.GENERATED}
+    pods = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"}
+    assert [each for each, spec in pods.items() if name in json.dumps(spec)] == ["qwen-router"]
+    (container,) = pods["qwen-router"]["containers"]
+    (file,) = [one["value"] for one in container["env"] if one["name"] == "FAIRLEAD_RESPONSES_SECRET_FILE"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "responses"]
+    assert file == f"{mount['mountPath']}/secret" and mount["readOnly"] and "subPath" not in mount
+    order = [(one["kind"], one["metadata"]["name"]) for one in made]
+    assert order.index((secrets.KIND, name)) < order.index(("Deployment", "qwen-router"))
+    alone = desired(service(), Observed(), replace(SETTINGS, redis_url=""), NOW).objects
+    assert "responses" not in json.dumps(alone), "without Redis nothing is stored"

@@ -81,9 +81,9 @@ class Api:
 
     async def create(self, kind: Any, body: Mapping[str, Any]) -> Body:
         key = (kind.kind, body["metadata"]["name"])
-        self.writes.append((self.now, "create", key))
-        if key in self.objects:
+        if key in self.objects:  # nothing is written
             raise ApiError(409, "exists")
+        self.writes.append((self.now, "create", key))
         return copy.deepcopy(self.put(copy.deepcopy(dict(body))))
 
     async def apply(self, body: Mapping[str, Any]) -> Body:

@@ -12,6 +12,7 @@ import yaml
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
 
+from fairlead_common.response_keys import derive_keys, parse
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.salts import cache_salt
 from fairlead_router.serving.admission import AHEAD_REQUESTS
@@ -50,10 +51,12 @@ async def test_stored_responses_are_asked_for_in_the_name_of_the_keys_tenant(fle
     async def stored(exchange: Exchange) -> None:
         await exchange.whole(200, {"object": "response"})
 
-    router, worker = await guarded(fleet, tmp_path)
+    (tmp_path / "responses").write_text(SECRET)
+    router, worker = await guarded(fleet, tmp_path, responses_secret_file=str(tmp_path / "responses"))
     worker.behaviour = stored
-    id = "resp_5_" + "0a" * 16
-    forged = bearer(BORIS) | {"x-fairlead-tenant": "anna"}
+    id = "resp_" + "0a" * 16
+    annas = derive_keys(SECRET.encode(), "anna", id).encode().decode()
+    forged = bearer(BORIS) | {"x-fairlead-tenant": "anna", "x-fairlead-response-keys": annas}
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
         target = f"/v1/responses/{id}{path}"
         assert (await router.client.request(method, target)).status_code == 401
@@ -61,12 +64,47 @@ async def test_stored_responses_are_asked_for_in_the_name_of_the_keys_tenant(fle
         await router.client.request(method, target, headers=forged)
         (received,) = worker.received
         assert (received.path, dict(received.headers)["x-fairlead-tenant"]) == (target, "boris")
+        assert parse(received.headers["x-fairlead-response-keys"].encode()) == derive_keys(SECRET.encode(), "boris", id)
     worker.received.clear()
     for target in (f"/v1/responses/{id}/", "/v1/responses/resp_5%2F..", f"/v1/responses/{id}/x"):
         answer = await router.client.get(target, headers=bearer(ANNA))
         assert answer.status_code in (404, 405), target
     assert (await router.client.put(f"/v1/responses/{id}", headers=bearer(ANNA))).status_code == 405
     assert not worker.received
+
+
+async def test_a_worker_gets_the_keys_of_its_requests_responses_and_no_others(fleet: Fleet, tmp_path: Path) -> None:
+    """Another router, or the same one after a restart, derives the same keys. Another secret, or tenant, derives others."""
+
+    async def done(exchange: Exchange) -> None:
+        await exchange.whole(200, {"object": "response"})
+
+    file, previous = tmp_path / "responses", "resp_" + "0a" * 16
+    file.write_text(SECRET)
+    first, worker = await guarded(fleet, tmp_path, responses_secret_file=str(file))
+    second = await fleet.router(worker, api_keys_file=str(tmp_path / "keys.yaml"), responses_secret_file=str(file))
+    worker.behaviour = done
+
+    async def keys(router: RunningRouter, key: str, **fields: Any) -> dict[str, bytes]:
+        worker.received.clear()
+        await router.client.post("/v1/responses", json={"input": "hello", **fields}, headers=bearer(key))
+        return dict(parse(worker.received[0].headers["x-fairlead-response-keys"].encode()).keys)
+
+    seen = [await keys(router, ANNA, previous_response_id=previous) for router in (first, second)]
+    new = {id for each in seen for id in each} - {previous}
+    assert seen[0][previous] == seen[1][previous] == derive_keys(SECRET.encode(), "anna", previous).keys[previous]
+    assert len(new) == 2 and all(len(each) == 2 for each in seen), "each new response has its own id"
+    assert (await keys(first, BORIS, previous_response_id=previous))[previous] != seen[0][previous]
+    for other in ({}, {"previous_response_id": "resp_x"}, {"previous_response_id": ["x"]}, {"previous_response_id": previous + "a"}):
+        assert len(await keys(first, ANNA, **other)) == 1
+    await first.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, headers=bearer(ANNA))
+    assert "x-fairlead-response-keys" not in worker.received[-1].headers
+    file.write_text("another secret for stored responses")
+    rotated = (await keys(first, ANNA, previous_response_id=previous))[previous]
+    assert rotated != seen[0][previous]
+    for unusable in ("short", ""):
+        file.write_text(unusable)
+        assert (await keys(first, ANNA, previous_response_id=previous))[previous] == rotated, "the last usable one stays"
 
 
 async def test_a_missing_key_is_refused_in_openais_words(fleet: Fleet, tmp_path: Path) -> None:

@@ -1,23 +1,25 @@
-"""Stored responses (`store: true` of the Responses API) in Redis: at most a fixed number of a fixed size, each for a limited time.
+"""Stored responses (`store: true` of the Responses API) in Redis: encrypted, each for a limited time, and bounded for each tenant.
 
-The number of the place is part of the response's id. Places are reused in turn, so nothing has to be counted or cleaned up. A response
-belongs to the tenant that asked for it: others get the same 404 as for an id that does not exist. After a failure of Redis no request
-waits for it until the backoff is over, then one request tries.
+Each response has its own key (`fairlead_common.response_keys`). Redis holds the text under AES-256-GCM, and its name is a MAC of the id.
+So a credential of Redis reads no conversation and learns no id, and a record that was forged or moved is not found. Only a tenant's own
+responses make room for its next one (`store_response.lua`). After a failure of Redis no request waits for it until the backoff is over,
+then one request tries.
 """
 
-import hmac
 import logging
-import re
 import secrets
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fairlead_common.response_keys import ResponseKeys, expand
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
-from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import Command, RedisError, ReplyError
-from fairlead_index.redis.scripts import key_prefix
+from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.config.limits import Limits
 
@@ -25,9 +27,8 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
 """Longest time that an answer waits for Redis."""
-ID = re.compile(r"resp_([0-9]{1,7})_[0-9a-f]{32}")
-FAULTS = (RedisError, OSError, TimeoutError)
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 30.0
+NONCE_BYTES: Final = 12
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -38,78 +39,91 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class ResponseStore:
-    """The stored responses of a service."""
+    """The stored responses of a service. `own_secret`: for requests that come neither through a router nor with an API key."""
 
     def __init__(self, redis: RedisAccess, namespace: str, limits: Limits, backoff: Backoff | None = None) -> None:
-        self._redis = RedisClient(redis, TIMEOUT_SECONDS, shared=True)  # a client that leaves must not end the calls of others
+        self._scripts = Scripts(redis, namespace, timeout=TIMEOUT_SECONDS, shared=True)  # a client that leaves must not end others' calls
         self._backoff = backoff or Backoff(FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
-        self._prefix = f"{key_prefix(namespace)}answers"
-        self._places, self._max_bytes = limits.stored_responses, limits.stored_response_bytes
-        self._seconds = limits.stored_response_seconds
+        self._limits = limits
+        self.own_secret = secrets.token_bytes(32)
 
-    async def new_id(self) -> str | None:
-        """Return the id of a response to store, or None while Redis is away: then it cannot be stored."""
-        try:
-            [count] = await self._send(("HINCRBY", self._prefix, "count", 1))
-        except FAULTS as error:
-            logger.warning("a response will not be stored: %s: %s", type(error).__name__, error)
-            return None
-        return f"resp_{count % self._places}_{secrets.token_hex(16)}"
-
-    async def save(self, tenant: str, stored: StoredResponse) -> bool:
-        """Store a response under its own id, which `new_id` made. Return whether it is stored."""
-        body = msgspec.json.encode(stored)
-        if len(body) > self._max_bytes:
-            logger.warning("a response of %d bytes is not stored: --limits stored_response_bytes is %d", len(body), self._max_bytes)
+    async def save(self, keys: ResponseKeys, stored: StoredResponse) -> bool:
+        """Store a response under its own id, whose key is in `keys`. Return whether it is stored."""
+        limits, id = self._limits, stored.response["id"]
+        body, key = msgspec.json.encode(stored), keys.keys[id]
+        if len(body) > limits.stored_response_bytes:
+            limit = limits.stored_response_bytes
+            logger.warning("a response of %d bytes is not stored: --limits stored_response_bytes is %d", len(body), limit)
             return False
-        id: str = stored.response["id"]
-        key = self._key(id)
+        text = _encrypt(key, _context(keys, id), body)
+        bounds = (limits.stored_response_seconds, limits.stored_responses, limits.stored_tenant_bytes, limits.stored_service_bytes)
         try:
-            await self._send(("HSET", key, "id", id, "tenant", tenant, "body", body), ("EXPIRE", key, self._seconds))
-        except FAULTS as error:
+            [reply] = await self._try(lambda: self._scripts.call("store_response", _name(key), keys.tag, text, *bounds))
+        except REDIS_ERRORS as error:
             logger.warning("a response is not stored: %s: %s", type(error).__name__, error)
             return False
-        return True
+        if reply != b"OK":
+            logger.warning("a response of %d bytes is not stored: see --limits stored_tenant_bytes and stored_service_bytes", len(text))
+        return bool(reply == b"OK")
 
-    async def load(self, id: str, tenant: str, param: str | None = None) -> StoredResponse:
+    async def load(self, id: str, keys: ResponseKeys, param: str | None = None) -> StoredResponse:
         """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away."""
-        found: list[bytes | None] = await self._read(id, "HMGET", "id", "tenant", "body") if ID.fullmatch(id) else [None] * 3
-        stored_id, owner, body = (each or b"" for each in found)
-        if not (hmac.compare_digest(stored_id, id.encode()) and hmac.compare_digest(owner, tenant.encode())):
-            raise ApiError(404, f"there is no stored response {id!r:.80}; it may have expired", param=param, code="not_found")
-        return msgspec.json.decode(body, type=StoredResponse)
+        if (key := keys.keys.get(id)) is not None:
+            text = await self._ask(lambda: self._scripts.redis.execute("HGET", self._scripts.key(f"answers:r{_name(key)}"), "text"))
+            if text is not None and (body := _decrypt(key, _context(keys, id), text)) is not None:
+                return msgspec.json.decode(body, type=StoredResponse)
+        raise ApiError(404, f"there is no stored response {id!r:.80}; it may have expired", param=param, code="not_found")
 
-    async def delete(self, id: str, tenant: str) -> None:
+    async def delete(self, id: str, keys: ResponseKeys) -> None:
         """Delete a stored response. Raise ApiError as `load`."""
-        await self.load(id, tenant)
-        await self._read(id, "DEL")
+        await self.load(id, keys)
+        await self._ask(lambda: self._scripts.call("delete_response", _name(keys.keys[id])))
 
-    async def _read(self, id: str, command: str, *fields: str) -> Any:
+    async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the reply. Raise ApiError 503 while Redis is away."""
         try:
-            [reply] = await self._send((command, self._key(id), *fields))
-            return reply
-        except FAULTS as error:
+            return await self._try(call)
+        except REDIS_ERRORS as error:
             message = f"stored responses are not available: Redis does not answer ({type(error).__name__})"
             raise ApiError(503, message, type="server_error", code="unavailable", headers={"retry-after": "2"}) from error
 
-    async def _send(self, *commands: Command) -> list[Any]:
-        """Return the replies. Raise one of FAULTS, without waiting while Redis is in backoff. An error reply, as at `maxmemory`, starts
+    async def _try(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the reply. Raise one of REDIS_ERRORS, without waiting while Redis is in backoff. An error reply, as at `maxmemory`, starts
         none: Redis answered.
         """
         if not self._backoff.may_try():
             raise ConnectionError(f"the latest attempt failed: {self._backoff.reason}")
         try:
-            replies = await self._redis.pipeline(commands)
+            reply = await call()
         except ReplyError:
             self._backoff.reset()
             raise
-        except FAULTS as error:
+        except REDIS_ERRORS as error:
             seconds = self._backoff.record_failure(f"{type(error).__name__}: {error}")
             logger.warning("Redis fails; responses are neither stored nor read for %g s: %s", seconds, self._backoff.reason)
             raise
         self._backoff.reset()
-        return replies
+        return reply
 
-    def _key(self, id: str) -> str:
-        """Return the key of an id's place."""
-        return f"{self._prefix}:{id.split('_')[1]}"
+
+def _name(key: bytes) -> str:
+    """Return the name of a record: only who has the key can find it."""
+    return expand(key, b"name")[:16].hex()
+
+
+def _context(keys: ResponseKeys, id: str) -> bytes:
+    return f"{keys.tag} {id}".encode()
+
+
+def _encrypt(key: bytes, context: bytes, body: bytes) -> bytes:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return nonce + AESGCM(expand(key, b"encryption")).encrypt(nonce, body, context)
+
+
+def _decrypt(key: bytes, context: bytes, text: bytes) -> bytes | None:
+    """Return the body; None for a text that was not encrypted with this key for this context."""
+    try:
+        return AESGCM(expand(key, b"encryption")).decrypt(text[:NONCE_BYTES], text[NONCE_BYTES:], context)
+    except (InvalidTag, ValueError) as error:  # ValueError: a nonce that is too short
+        logger.warning("a stored response was changed in Redis and counts as not found: %s", type(error).__name__)
+        return None

@@ -35,11 +35,17 @@ class Limits(ConfigObject):
     grammar_cache_entries: Annotated[Positive, Field(description="compiled grammars that are kept")] = 64
     grammar_threads: Annotated[Positive, Field(description="threads that compile grammars and compute masks")] = 2
     stored_responses: Annotated[
-        int, Field(ge=0, le=10**6, description="responses that Redis keeps for the service (`store: true`), the newest ones; 0: none")
+        int, Field(ge=0, le=10**6, description="responses that Redis keeps for a tenant (`store: true`), its newest ones; 0: none")
     ] = 256
     stored_response_bytes: Annotated[
         int, Field(ge=1, le=8 * MIB, description="bytes of a stored response with the conversation before it, at most 8 MiB")
     ] = 256 * 1024
+    stored_tenant_bytes: Annotated[Positive, Field(description="bytes of a tenant's stored responses; its oldest ones make room")] = (
+        16 * MIB
+    )
+    stored_service_bytes: Annotated[
+        Positive, Field(description="bytes of all stored responses; a tenant gets at most an equal share, and makes room by its own only")
+    ] = 64 * MIB
     stored_response_seconds: Annotated[Positive, Field(description="seconds that a stored response is kept")] = 86_400
     idle_prefill_chunks: Annotated[Positive, Field(description="chunks that a step may prefill while no request decodes")] = 5
     dedupe_tokens: Annotated[

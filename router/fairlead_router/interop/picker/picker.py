@@ -125,6 +125,7 @@ class Picker:
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
         client = request.client
         instructions = worker_headers(prompt, client.caller, client.service_class)
+        instructions += self._handler.response_headers(request.path, prompt, client.caller)
         instructions += deadline_header(client.service_class, prompt, choice.indexed, monotonic() - client.arrived_at)
         return PickResult(endpoints, session, tokens, prompt.format_tag, instructions)
 

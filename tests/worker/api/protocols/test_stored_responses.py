@@ -1,7 +1,5 @@
 """Responses with `store: true`: they are read, continued and deleted, by their tenant only, and their number and size are bounded."""
 
-import os
-import signal
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +11,7 @@ import pytest
 from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Backoff
-from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.response_store import ResponseStore, StoredResponse
-from fairlead_worker.config.limits import Limits
+from fairlead_common.response_keys import HEADER, ResponseKeys, derive_keys, new_id
 
 ASK: dict[str, Any] = {"input": "one two", "max_output_tokens": 6, "temperature": 0, "store": True}
 Start = Callable[..., WorkerProcess]
@@ -100,7 +94,7 @@ def test_keys_of_a_worker_cannot_reach_each_others_responses(start: Start, redis
     assert worker.client.get(url, headers=one | {"x-fairlead-tenant": "other"}).json() == made
 
 
-@pytest.mark.parametrize("id", ["resp_1", "resp_0_" + "0" * 32, "resp_1:x_" + "0" * 32, "..", "resp_99999999_" + "0" * 32])
+@pytest.mark.parametrize("id", ["resp_1", "resp_" + "0" * 32, "resp_0_" + "0" * 32, "resp_1:x" + "0" * 32, ".."])
 def test_an_unknown_id_is_not_found(shared: WorkerProcess, id: str) -> None:
     assert read(shared, id).status_code == 404
     assert shared.post("/v1/responses", **ASK, previous_response_id=id).status_code == 404
@@ -112,8 +106,8 @@ def test_number_and_size_are_bounded_and_expire(start: Start, redis: RedisServer
     ids = [create(worker)["id"] for _ in range(3)]
     assert [read(worker, id).status_code for id in ids] == [404, 200, 200]
     client = redis.client()
-    keys = client.keys("*bounded*answers:*")
-    assert len(keys) == 2 and all(0 < client.ttl(key) <= 500 for key in keys)
+    assert len(client.keys("*bounded*answers:r*")) == 2
+    assert all(0 < client.ttl(key) <= 500 for key in client.keys("*bounded*answers:*"))
     large = create(worker, input="word " * 900)
     assert large["store"] is False and read(worker, large["id"]).status_code == 404
 
@@ -132,38 +126,23 @@ def test_without_redis_nothing_is_stored_and_the_answer_says_so(start: Start) ->
     assert read(alone, made["id"]).status_code == 404
 
 
-async def test_after_a_failure_no_request_waits_for_redis_until_the_backoff_is_over() -> None:
-    now, server = [0.0], RedisServer().start()
-    store = ResponseStore(RedisAccess(server.url), "test/hung", Limits(), Backoff(10.0, 40.0, clock=lambda: now[0]))
-    try:
-        id = await store.new_id()
-        assert id is not None and await store.save("", StoredResponse({"id": id}, []))
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            assert await store.new_id() is None
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        assert await store.new_id() is None, "Redis answers again, but is not asked yet"
-        with pytest.raises(ApiError, match="Redis does not answer") as refused:
-            await store.load(id, "")
-        assert refused.value.status == 503
-        now[0] = 10.0
-        assert (await store.load(id, "")).response == {"id": id}
-        assert await store.new_id() is not None
-    finally:
-        server.stop()
+def test_a_worker_stores_and_reads_with_the_routers_keys(shared: WorkerProcess) -> None:
+    """It has no key of another response, whatever tenant the request names."""
 
+    def header(keys: ResponseKeys) -> dict[str, str]:
+        return {HEADER.decode(): keys.encode().decode()}
 
-async def test_at_maxmemory_nothing_is_stored_and_stored_responses_are_read() -> None:
-    server = RedisServer().start()
-    store = ResponseStore(RedisAccess(server.url), "test/full", Limits(), Backoff())
-    try:
-        first, second = await store.new_id(), await store.new_id()
-        assert first and second and await store.save("", StoredResponse({"id": first}, []))
-        server.command("CONFIG", "SET", "maxmemory", "1")
-        assert not await store.save("", StoredResponse({"id": second}, [])) and await store.new_id() is None
-        assert (await store.load(first, "")).response == {"id": first}
-        server.command("CONFIG", "SET", "maxmemory", "0")
-        assert await store.save("", StoredResponse({"id": second}, []))
-    finally:
-        server.stop()
+    secret, id = b"a secret that only routers have.", new_id()
+    keys, both = derive_keys(secret, "anna", id), derive_keys(secret, "anna", new_id(), id)
+    made = shared.client.post("/v1/responses", json=ASK, headers=header(keys)).json()
+    assert made["id"] == id and made["store"] is True
+    assert read(shared, id, "anna").status_code == 404
+    url = f"/v1/responses/{id}"
+    for other in (derive_keys(secret, "boris", id), derive_keys(secret, "anna", new_id())):
+        assert shared.client.get(url, headers=header(other)).status_code == 404
+    more = shared.client.post("/v1/responses", json=ASK | {"previous_response_id": id}, headers=header(both)).json()
+    assert more["id"] == both.first_id and more["previous_response_id"] == id
+    assert shared.client.get(url, headers=header(keys)).json() == made
+    for wrong in ("x", f"{keys.tag} resp_1=00", f"{keys.tag} {id}={'0' * 63}"):
+        refused = shared.client.get(url, headers={HEADER.decode(): wrong})
+        assert refused.status_code == 400 and "X-Fairlead-Response-Keys" in refused.json()["error"]["message"]

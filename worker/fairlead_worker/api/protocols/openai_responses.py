@@ -18,7 +18,7 @@ from fairlead_worker.api.openai.chat import prepare_chat
 from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat_request
 from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.protocols.openai_response_items import Json, ResponseItems, Status
-from fairlead_worker.api.protocols.stored_responses import read_conversation, save_response
+from fairlead_worker.api.protocols.stored_responses import read_conversation, response_keys, save_response
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.schema import parse
@@ -153,14 +153,16 @@ async def responses(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
-    conversation = await read_conversation(worker, context, body)
+    keys = response_keys(worker, context, body)
+    conversation = await read_conversation(worker, keys, body)
     size = len(raw) + (0 if conversation is body else len(msgspec.json.encode(conversation.input)))
-    id = await worker.response_store.new_id() if body.store and worker.response_store is not None else None
+    stored_as = keys if body.store else None
     with rename_error_fields(RENAMED):
         chat = to_chat_request(chat_body(conversation))
         async with prepare_chat(worker, context, chat, prompt_tokens, size) as (model, generation_request, _):
-            save = None if id is None else partial(save_response, worker, context, conversation)
-            writer = ResponsesWriter(id or context.request_id, model, body, generation_request, worker.encoder, save)
+            save = None if stored_as is None else partial(save_response, worker, stored_as, conversation)
+            id = context.request_id if stored_as is None else stored_as.first_id
+            writer = ResponsesWriter(id, model, body, generation_request, worker.encoder, save)
             before_end = None if save is None else writer.save
             comment, stream = USAGE in context.headers, bool(body.stream)
             await send_answer(context, worker, generation_request, writer, stream=stream, usage_comment=comment, before_end=before_end)
