@@ -61,6 +61,13 @@ class RunRecord:
     manifest: str = ""
     """The file that the run follows; empty for `fairlead serve`."""
     has_router: bool = True
+    secret_file: str = ""
+    """File with the secret of this run, which its routers accept on their admin paths; empty: they need none."""
+
+    @property
+    def credential(self) -> dict[str, str]:
+        """Return the headers with which this machine's user reads the admin paths of the run."""
+        return {"authorization": f"Bearer {Path(self.secret_file).read_text()}"} if self.secret_file else {}
 
     def pods_of(self, service: str) -> list[PodRecord]:
         return [pod for pod in self.pods if pod["service"] == service]
