@@ -26,22 +26,8 @@ _FREE_FORM: Final = frozenset(
 _FREE_FORM_AT_TOP: Final = frozenset(("metadata", "response_format", "structured_outputs", "chat_template_kwargs"))
 _TOOL_USE: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 """Types of Anthropic's parts whose `input` are the arguments of a tool."""
-_MARKS: Final = (
-    b'url"',
-    b'uri"',
-    b'urls"',
-    b'uris"',
-    b"image",
-    b"video",
-    b"audio",
-    b'"data"',
-    b"_kwargs",
-    b"transfer_params",
-    b"bootstrap_",
-)
-"""One of these is in each body with such a field, unless it is written with escapes."""
-_ESCAPED: Final = re.compile(rb"\\u00[2-7]")
-"""Escapes of printable ASCII. Clients escape other characters only, or `<`, `>` and `&`."""
+_PLAIN: Final = frozenset(("role", "content", "text", "type", "model", "prompt", "name", "id"))
+"""Fields whose text is never a place: most of a request's."""
 _PLACE: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]{0,255}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?([/?][^\\\s]*)?", re.I | re.A)
 """No user, backslash or blank: parsers disagree about their host."""
 _LOOKS_REMOTE: Final = re.compile(r"\s*[a-z][a-z0-9+.-]*://\S*\s*", re.I | re.A)
@@ -90,15 +76,14 @@ class AllowedRemotes:
                 )
 
     def check(self, body: bytes) -> None:
-        """Raise RemoteRefused for a body that names a place that is not allowed, or that is not JSON where it has to be decoded.
+        """Raise RemoteRefused for a body that names a place that is not allowed, or that is not JSON.
 
-        The time is linear in the body. Bodies without any of the fields are not decoded.
+        The time is linear in the body: 8 KB of chat take 10 to 30 µs. Searching the bytes for the fields' names first takes longer.
         """
-        if any(mark in body for mark in _MARKS) or (b"\\u00" in body and _ESCAPED.search(body)):
-            try:
-                self._check_document(msgspec.json.decode(body))
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise RemoteRefused(f"the body is not JSON in UTF-8: {error}") from error
+        try:
+            self._check_document(msgspec.json.decode(body))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RemoteRefused(f"the body is not JSON in UTF-8: {error}") from error
 
     def _check_document(self, document: Any) -> None:
         if not isinstance(document, dict):
@@ -123,7 +108,7 @@ class AllowedRemotes:
                     _Field(each, name, field.is_kwargs, field, at) for at, each in enumerate(value) if isinstance(each, str | list | dict)
                 ]
             elif isinstance(value, dict):
-                rest += [_Field(each, key, field.is_kwargs or key in _KWARGS, field) for key, each in _fields_of(value)]
+                rest += [_Field(each, key, field.is_kwargs or key in _KWARGS, field) for key, each in _fields_of(value, field.is_kwargs)]
 
     def _is_allowed(self, text: str, field: _Field) -> bool:
         if _MEDIA.fullmatch(field.name):
@@ -141,6 +126,8 @@ class AllowedRemotes:
         return any((scheme, one) in self._places for one in ("*", host, *wider))
 
 
-def _fields_of(value: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    is_tool_use = value.get("type") in _TOOL_USE
-    return ((name, each) for name, each in value.items() if name not in _FREE_FORM and not (is_tool_use and name == "input"))
+def _fields_of(value: dict[str, Any], is_kwargs: bool) -> Iterable[tuple[str, Any]]:
+    kind = value.get("type")
+    skipped = _FREE_FORM | {"input"} if isinstance(kind, str) and kind in _TOOL_USE else _FREE_FORM
+    plain = frozenset[str]() if is_kwargs else _PLAIN
+    return [(name, each) for name, each in value.items() if name not in skipped and not (name in plain and isinstance(each, str))]

@@ -16,7 +16,7 @@ from bench.hostile.inputs import BATCHES, KINDS, MODEL, Kind, post
 
 PROBE_SECONDS = 0.01
 GOOD_PAUSE, LONG_PAUSE = 0.02, 0.25
-LONG = {"user": "x" * 280_000}
+LONG = {"padding": "x" * 280_000}
 """Fields of a good request that routers read like a large one, although its prompt is short."""
 RETRY_SECONDS = 0.02
 ANSWER_SECONDS = 60.0
