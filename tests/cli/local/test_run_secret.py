@@ -9,6 +9,7 @@ from tests.router.tenancy.test_access import guarded
 
 from fairlead.local.rundir import RunRecord
 from fairlead.local.up import has_waiting_requests
+from fairlead.serve.fleet import make_record
 from fairlead.tools.status import KeyRefused, read_workers
 
 
@@ -25,3 +26,12 @@ async def test_a_run_with_keys_is_read_with_its_own_secret(fleet: Fleet, tmp_pat
     except KeyRefused:
         pass
     assert not await has_waiting_requests(url, record.credential)
+
+
+def test_the_first_key_of_a_served_worker_is_used(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# of this machine\n\nfirst\nsecond\n")
+    record = make_record("fairlead serve ./m", "m", 8000, str(keys))
+    assert record.credential == {"authorization": "Bearer first"} and "Bearer" in record.calls["serve"]
+    keys.unlink()
+    assert record.credential == {} == make_record("fairlead serve ./m", "m", 8000, "").credential
