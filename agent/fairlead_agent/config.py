@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from fairlead_agent.remotes import AllowedRemotes
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.groups import MAX_GROUPS, namespace_of
 from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
@@ -24,7 +25,6 @@ class AgentConfig(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="FAIRLEAD_",
-        env_ignore_empty=True,
         frozen=True,
         extra="ignore",
         cli_prog_name="fairlead-agent",
@@ -48,6 +48,11 @@ class AgentConfig(BaseSettings):
     admin_port: OptionalPort = Field(None, description="port of the admin paths, which --port then refuses (empty: --port serves all)")
     drain_timeout: float = Field(120.0, ge=0, description="seconds for running requests to finish after SIGTERM")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
+    allowed_remotes: str = Field(
+        "",
+        description="what requests may make the engine connect to, with commas: SCHEME://HOST of media, such as https://*.example.com, and "
+        "fields such as kv_transfer_params (empty: nothing; data: URLs need no permission)",
+    )
     pod_name: str = Field("", description="name of this worker in the index and in responses (empty: the host name)")
     advertise: str = Field("", description="HOST:PORT at which routers reach this worker (empty: from --host and --port)")
     canary: str = Field("", description="revision of which this worker is the canary")
@@ -66,6 +71,18 @@ class AgentConfig(BaseSettings):
     log_level: LogLevel = Field("INFO", description="least important lines that are logged")
     log_format: LogFormat = Field("text", description="json: one JSON object a line")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let an empty variable count as unset, as manifests leave it. An empty flag is a value: `--kv-events=` means no events."""
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
+
     @field_validator("engine_url")
     @classmethod
     def _check_url(cls, value: str) -> str:
@@ -74,6 +91,12 @@ class AgentConfig(BaseSettings):
         if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
             raise ValueError("must be http://HOST:PORT without a path, as in http://127.0.0.1:8100")
         return value.rstrip("/")
+
+    @field_validator("allowed_remotes")
+    @classmethod
+    def _check_remotes(cls, value: str) -> str:
+        AllowedRemotes(value)
+        return value
 
     @field_validator("kv_events", "kv_replay")
     @classmethod

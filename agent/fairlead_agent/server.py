@@ -113,6 +113,7 @@ class AgentServer:
                     self._api.build(part),
                     handler_cancellation=True,  # a client that disconnects cancels its request in the engine
                     access_log=None,
+                    auto_decompress=False,  # read_body does it within --max-body-bytes
                     keepalive_timeout=75,  # longer than the router keeps an idle connection
                     shutdown_timeout=2.0,
                 )

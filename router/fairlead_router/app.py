@@ -3,7 +3,6 @@
 import asyncio
 import importlib.metadata
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
@@ -12,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin, parse_origins
+from fairlead_common.http.origins import FOREIGN, FOREIGN_CHANGE, is_foreign, is_foreign_to_admin, parse_origins
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.protocols.paths import CHAT
 from fairlead_common.telemetry.logs import bind_request
@@ -24,34 +23,35 @@ from fairlead_router.access_log import AccessLog
 from fairlead_router.console.console import Console
 from fairlead_router.console.console import serves as is_console_path
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, Headers, unavailable
-from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import has_opted_out, uses_stored_response
 from fairlead_router.interop.score_page import PATH as SCORE
+from fairlead_router.paths import (
+    ADMIN,
+    METHODS,
+    MODEL,
+    MODELS,
+    ON_BOTH,
+    OPENAPI,
+    POSTED,
+    PROMPTED,
+    QUERIES,
+    REFERENCE,
+    SAFE,
+    STORED,
+    methods_of,
+)
 from fairlead_router.request.client_request import Call, linger
-from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt
+from fairlead_router.request.prompts import Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
-from fairlead_router.tenancy.tenants import ANONYMOUS
+from fairlead_router.tenancy.tenants import ANONYMOUS, read_credential
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.cors import Cors
 from fairlead_router.wire.response import Reply
 
 logger = logging.getLogger(__name__)
 
-OPENAPI = "/openapi.json"
-REFERENCE = frozenset((OPENAPI, "/docs"))
-"""Proxied: the workers own the schema of requests."""
-STORED = "/v1/responses/"
-_STORED_PATH = re.compile(rf"{STORED}resp_[0-9a-z_]{{1,64}}(/input_items|/cancel)?")
-"""Stored responses of workers. Ids have one spelling, so that every server reads the same path."""
-MODELS, MODEL = "/v1/models", "/v1/models/"
-ON_BOTH = frozenset(("/health", "/ready", "/version"))
-ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
-"""Paths that only `--admin-port` serves where that flag is given."""
-_POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
-"""Paths of requests with a body."""
-_PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset((*queries.PATHS, SCORE))
 Part = Literal["all", "inference", "admin"]
 Page = Callable[[Reply], Awaitable[None] | None]
 """A page that is built at once, or in parts."""
@@ -67,6 +67,7 @@ class App:
         self._logs_json = router.config.log_format == "json"
         self._access = AccessLog(logging.getLogger(access_log.NAME), json=self._logs_json)
         origins = parse_origins(router.config.allowed_origins) if part != "admin" else ()
+        self._origins = origins
         self._cors = Cors(origins) if origins else None
         self._own_headers = (router.tracer.header_names if router.tracer else frozenset()) | ({b"origin"} if origins else frozenset())
         """Headers of the client that the worker does not get, because the router answers or replaces them."""
@@ -86,8 +87,8 @@ class App:
             await self._console.answer(request, reply)
             return
         if path in ADMIN:
-            if _is_foreign(request):
-                reply.send(403, ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin").body)
+            if (refusal := self._refuse_admin(request)) is not None:
+                reply.send(refusal.status, refusal.body, refusal.headers)
                 return
         elif self._cors is not None and self._cors.answer(request, reply):
             return
@@ -104,9 +105,9 @@ class App:
                 status, body = await self._router.probe.run()
                 reply.send(status, body)
                 return
-            if path == DEMAND:
-                await self._demand(request, reply)
-                return
+        if served and path == DEMAND and request.method in METHODS[DEMAND]:
+            await self._demand(request, reply)
+            return
         call, counted = Call.from_request(request), False
         if self._logs_json:
             call.trace_id = read_trace_id(request.headers)
@@ -114,17 +115,18 @@ class App:
         if self._own_headers:
             call.forwarded_headers = [header for header in call.forwarded_headers if header[0] not in self._own_headers]
         try:
-            if path in _POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
+            if path in POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
-                if self._router.services is None or path not in _POSTED:
+                if self._router.services is None or path not in POSTED:
                     handler.select_class(call)
             if self._router.tracer is not None:
                 self._start_span(self._router.tracer, call, request)
             batches = self._router.batches
             if batches is not None and served and batches.serves(path):
+                self._check_origin(request)
                 await batches.forward(call, request, reply)
                 return
-            allowed = self._allowed(path) if served else ()
+            allowed = methods_of(path) if served else ()
             if not allowed:
                 hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."
                 raise ApiError(404, f"There is no path {truncate(path)} here.{hint}", code="not_found")
@@ -152,7 +154,7 @@ class App:
                     await services.forward(call, request, reply, route)
                     return
                 handler.select_class(call)  # not before: another service has its own classes
-            if path in _QUERIES:
+            if path in QUERIES:
                 await self._query(call, request, reply)
                 return
             assert call.account is not None
@@ -162,7 +164,7 @@ class App:
             table = self._router.table
             if not table.any_usable() and not table.last_runtime:  # another engine has other fields
                 await self._router.prompts.validate(path, call.body)
-            if path in _PROMPTED:
+            if path in PROMPTED:
                 prompt = await self._prompt(call)
                 self._router.demand.request_started(0 if call.is_best_effort else prompt.length)
                 counted = True
@@ -203,15 +205,27 @@ class App:
     def _serves(self, path: str) -> bool:
         return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
 
-    def _allowed(self, path: str) -> tuple[str, ...]:
-        """Return the methods of a path; empty for an unknown path."""
-        if path in _POSTED or path == SCORE:
-            return ("POST",)
-        if path in REFERENCE:
-            return ("GET",)
-        if stored := _STORED_PATH.fullmatch(path):
-            return {None: ("GET", "DELETE"), "/input_items": ("GET",)}.get(stored[1], ("POST",))
-        return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
+    def _refuse_admin(self, request: Request) -> ApiError | None:
+        """Return why a request for an admin path is refused: a foreign web page sent it, or the clients' port needs a credential."""
+        headers = dict(request.headers)
+        if is_foreign_to_admin(headers.get(b"origin"), headers.get(b"host", b"")):
+            return ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin")
+        try:
+            if self._part == "all":
+                credential = read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+                self._router.handler.check_admin(credential, changes_state=request.path == DEMAND and request.method not in SAFE)
+        except ApiError as error:
+            return error
+        return None
+
+    def _check_origin(self, request: Request) -> None:
+        """Raise ApiError 403 for a change by a web page that `--allowed-origins` does not list. A form needs no permission to send it."""
+        headers = dict(request.headers)
+        origin = headers.get(b"origin")
+        if request.method in SAFE or not is_foreign(origin, headers.get(b"host", b"")):
+            return
+        if not {"*", (origin or b"").decode("latin-1")} & set(self._origins):
+            raise ApiError(403, FOREIGN_CHANGE, kind="permission_error", code="forbidden_origin")
 
     def close(self) -> None:
         """Flush the access log."""
@@ -219,7 +233,7 @@ class App:
 
     async def _demand(self, request: Request, reply: Reply) -> None:
         try:
-            reply.send(200, await self._router.demand.answer(request.query))
+            reply.send(200, await self._router.demand.answer(request.query, takes_report=request.method not in SAFE))
         except ApiError as error:
             reply.send(error.status, error.body, error.headers)
 
@@ -270,18 +284,18 @@ class App:
 
     def _log(self, call: Call) -> None:
         now = monotonic()
-        path = call.path if call.path in _POSTED else "other"
+        path = call.path if call.path in POSTED else "other"
         status = str(call.status) if call.status else "499"
         if call.other_service:  # the errors of another service are not this one's
             self._router.metrics.forwarded.labels(call.other_service, status).inc()
         else:
             self._router.metrics.count_request(path, status)
-        if call.service_class is not None and path in _PROMPTED:
+        if call.service_class is not None and path in PROMPTED:
             self._router.slo_report.record(call, now)
-        if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
+        if self._router.stack_metrics is not None and path in PROMPTED and call.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
         is_known = call.caller is not ANONYMOUS or not self._router.handler.keys.is_required
-        if self._router.request_log is not None and path in _PROMPTED and is_known:  # strangers must not push out requests
+        if self._router.request_log is not None and path in PROMPTED and is_known:  # strangers must not push out requests
             self._router.request_log.record(call, now)
         if self._access.is_enabled:
             self._access.write(
@@ -297,7 +311,7 @@ class App:
 
     def _start_span(self, tracer: Tracer, call: Call, request: Request) -> None:
         """Start the request's span once its key is accepted: strangers must not fill the collector."""
-        name = f"{call.method} {call.path if call.path in _POSTED else 'other'}"
+        name = f"{call.method} {call.path if call.path in POSTED else 'other'}"
         call.span = tracer.start(name, request.headers, call.started_at)
         call.trace_id = call.span.trace_id
         if self._logs_json:
@@ -358,11 +372,6 @@ class App:
 async def _show(page: Page, reply: Reply) -> None:
     if (building := page(reply)) is not None:
         await building
-
-
-def _is_foreign(request: Request) -> bool:
-    headers = dict(request.headers)
-    return is_foreign_to_admin(headers.get(b"origin"), headers.get(b"host", b""))
 
 
 def _or_dash(value: int | None) -> str:

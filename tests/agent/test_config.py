@@ -16,6 +16,7 @@ from fairlead_agent.main import _split
         (["--model", "m", "--runtime", "trt"], "--runtime 'trt'"),
         (["--model", "m", "--redis-url", "redis://127.0.0.1"], "--redis-url needs --index-namespace too"),
         (["--model", "m", "--advertise", "nowhere"], "--advertise 'nowhere': must be HOST:PORT"),
+        (["--model", "m", "--allowed-remotes", "example.com"], "--allowed-remotes 'example.com': 'example.com' is neither SCHEME://HOST"),
         (["--model", "m", "--no-such-flag", "1"], "no-such-flag"),
     ],
 )
@@ -33,6 +34,13 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     config = read_config(["--model", "m", "--port=1", "--port", "2"])
     assert (config.admin_port, config.redis, config.port) == (None, None, 2)
     assert config.address(8000) == "[fd00::7]:8000"
+
+
+def test_an_empty_flag_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_KV_EVENTS", "tcp://a:1")
+    monkeypatch.setenv("FAIRLEAD_ADMIN_PORT", "8002")
+    config = read_config(["--model", "m", "--kv-events", "", "--kv-replay=", "--admin-port="])
+    assert (config.kv_events, config.kv_replay, config.admin_port) == ("", "", None)
 
 
 def test_what_follows_two_dashes_is_the_engine_s_command() -> None:

@@ -9,8 +9,7 @@ from tests.api.fleet import Pair
 from tests.api.fuzz import GOOD
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, RERANKS, SCORES
-from fairlead_router.app import UNPROMPTED
-from fairlead_router.request.prompts import PROMPTED
+from fairlead_router.request.prompts import PROMPTED, UNPROMPTED
 from fairlead_worker.api.routes.answers.models import AnthropicModel, AnthropicModelList
 from fairlead_worker.api.routes.answers.pooling import PooledList
 from fairlead_worker.api.routes.answers.worker import DroppedPages, TokenizerInfo

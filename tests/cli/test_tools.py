@@ -237,7 +237,7 @@ def test_a_name_beside_a_router_is_refused(command: str, capsys: pytest.CaptureF
     assert left.value.code == 2 and "leave out qwen" in capsys.readouterr().err
 
 
-def test_a_worker_with_keys_shows_its_load_without_one() -> None:
+def test_a_worker_of_an_earlier_release_shows_its_load_without_its_key() -> None:
     load = {"pod": "worker", "address": "127.0.0.1:1", "ready": True, "draining": False, "max_running": 4}
     with StubServer(lambda method, path, body: (200, load) if path == "/load" else (401, {})) as server:
         with pytest.raises(SystemExit) as left:

@@ -94,7 +94,10 @@ def _answers(url: str) -> bool:
 
 
 def _sees(url: str) -> bool:
-    return _answers(url) and any(worker["usable"] for worker in httpx.get(f"{url}/fairlead/workers").json()["workers"])
+    if not _answers(url):
+        return False
+    answer = httpx.get(f"{url}/fairlead/workers", headers={"authorization": f"Bearer {KEY}"})
+    return any(worker["usable"] for worker in answer.json()["workers"])
 
 
 def _keys() -> str:

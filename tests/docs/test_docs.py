@@ -143,7 +143,7 @@ def test_named_flags_exist() -> None:
 def test_named_settings_exist() -> None:
     """Keys of `--limits` and variables, in all pages."""
     reference = _load("reference")
-    configs = (reference.WorkerConfig, reference.RouterConfig, reference.OperatorConfig)
+    configs = (reference.AgentConfig, reference.WorkerConfig, reference.RouterConfig, reference.OperatorConfig)
     known = {f"FAIRLEAD_{name.upper()}" for config in configs for name in config.model_fields} | OTHER_VARIABLES
     named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"`(FAIRLEAD_[A-Z_]+[A-Z])\b", text)}
     keys = {(page, key) for page, text in PAGES.items() for key in re.findall(r"`--limits ([a-z_]+)", text)}

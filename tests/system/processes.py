@@ -107,8 +107,12 @@ class Fleet:
         redis: str = "",
         policy: str = "PrefixAware",
         flags: Sequence[str] = (),
+        has_admin_ports: bool = False,
     ) -> None:
         self._folder, self._redis, self._policy, self._flags = folder, redis, policy, flags
+        self._has_admin_ports = has_admin_ports
+        self.admin: dict[str, str] = {}
+        """Where the admin paths of a router are, by its URL."""
         self.workers: dict[str, Process] = {}
         """Processes by address."""
         self.pods: dict[str, str] = {}
@@ -152,7 +156,7 @@ class Fleet:
             until(lambda url=url: self._sees_all(url), f"{url} sees every worker and the index", seconds)  # type: ignore[misc]
 
     def _sees_all(self, url: str) -> bool:
-        picture = fetch(f"{url}/fairlead/workers")
+        picture = fetch(f"{self.admin[url]}/fairlead/workers")
         if picture is None or fetch(f"{url}/ready") is None:
             return False
         usable = {worker["address"] for worker in picture["workers"] if worker["usable"]}
@@ -163,7 +167,10 @@ class Fleet:
         command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), "--policy", self._policy]
         command += ["--workers", f"file://{self._folder / 'workers'}", "--index-namespace", NAMESPACE]
         command += ["--redis-url", self._redis] if self._redis else []
-        self.routers[f"http://127.0.0.1:{port}"] = Process(name, [*command, *self._flags], self._folder / f"{name}.log")
+        url = f"http://127.0.0.1:{port}"
+        self.admin[url] = f"http://127.0.0.1:{free_port()}" if self._has_admin_ports else url
+        command += ["--admin-port", self.admin[url].rpartition(":")[2]] if self._has_admin_ports else []
+        self.routers[url] = Process(name, [*command, *self._flags], self._folder / f"{name}.log")
 
     def __enter__(self) -> "Fleet":
         try:

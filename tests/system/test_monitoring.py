@@ -91,7 +91,7 @@ def service(folder: Path) -> Iterator[RunningService]:
         picker_port = free_port()
         flags += ["--api-keys-file", str(folder / "keys.yaml"), "--picker-port", str(picker_port), "--picker-tls", "off"]
         flags += ["--batch-url", f"http://127.0.0.1:{batch_port}", "--batch-secret-file", str(folder / "secret")]
-        fleet = Fleet(folder, workers=0, routers=1, redis=redis.url, flags=flags)
+        fleet = Fleet(folder, workers=0, routers=1, redis=redis.url, flags=flags, has_admin_ports=True)
         for pod, canary in (("pod-0", ""), ("pod-1", "rev-2")):
             settings = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NAMESPACE, "FAIRLEAD_CANARY": canary}
             worker = engine_worker(folder, model, pod, "--speculative-config", '{"method": "ngram"}', **settings)
@@ -105,7 +105,7 @@ def service(folder: Path) -> Iterator[RunningService]:
         until(lambda: answers(f"http://127.0.0.1:{batch_port}/ready"), "the batch server is ready")
         asyncio.run(ask_picker(picker_port))
         targets = [(address, SERVICE | {"component": "worker", "pod": pod}) for pod, address in fleet.pods.items()]
-        targets += [(url.removeprefix("http://"), SERVICE | {"component": "router", "pod": "router-0"})]
+        targets += [(fleet.admin[url].removeprefix("http://"), SERVICE | {"component": "router", "pod": "router-0"})]
         targets += [(f"127.0.0.1:{batch_port}", SERVICE | {"component": "batch", "pod": "batch-0"})]
         yield RunningService(url, picker_port, targets)
 

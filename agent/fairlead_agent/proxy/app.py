@@ -12,13 +12,36 @@ from fairlead_agent.engine.metrics import add_own_names
 from fairlead_agent.metrics import AgentMetrics
 from fairlead_agent.proxy.forward import Forwarder
 from fairlead_agent.state import Agent
+from fairlead_common.http.head import find_fault
 from fairlead_common.http.inference_paths import is_inference
+from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin
+from fairlead_common.truncate import truncate
 
 Part = Literal["all", "inference", "admin"]
 """The paths that a port serves. Each port serves health checks."""
-_HEALTH: Final = ("/health", "/ping", "/livez", "/ready", "/version")
+DRAIN: Final = "/internal/drain"
+"""The only own path that changes state. It takes POST, and all others GET and HEAD."""
+ADMIN: Final = frozenset(("/load", "/metrics", "/internal/prompt-format", "/engine/health", DRAIN))
+VERSION: Final = "/version"
+"""Path of the engine that each port forwards."""
 UNPROMPTED: Final = ("/tokenize", "/detokenize")
 """Inference paths that the admin port serves too: routers ask how the engine tokenizes."""
+READ: Final = frozenset(
+    (
+        VERSION,
+        "/docs",
+        "/openapi.json",
+        "/server_info",
+        "/get_server_info",
+        "/model_info",
+        "/get_model_info",
+        "/tokenizer_info",
+        "/is_sleeping",
+    )
+)
+"""Paths of engines that the admin port forwards by GET. Others change the engine by GET too, such as SGLang's `/flush_cache`."""
+_SAFE: Final = ("GET", "HEAD")
+_METHODS: Final = {DRAIN: ("POST",), "/ping": (*_SAFE, "POST")}  # vLLM answers a POST to /ping too
 HUNG_SECONDS = 120.0
 """Silence after which the engine is restarted. A long prefill on a CPU may take a minute."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,6 +56,35 @@ class Api:
 
     def build(self, part: Part) -> web.Application:
         """Return the application of one port."""
+        own = self.handlers(part)
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            refuse, path = self._forwarder.refusal, request.path
+            version = f"{request.version.major}.{request.version.minor}"
+            if fault := find_fault(version, [(name.lower(), value) for name, value in request.raw_headers]):
+                return refuse(path, 400, fault)
+            if not request.raw_path.startswith("/"):
+                return refuse(path, 400, "the request's target must be a path, as in GET /v1/models")
+            handler, inference = own.get(path), is_inference(request.raw_path)
+            if path in ADMIN or (handler is None and not inference):
+                origin = request.headers.get("origin")
+                if is_foreign_to_admin(None if origin is None else origin.encode(), request.headers.get("host", "").encode()):
+                    return refuse(path, 403, FOREIGN)
+            if handler is not None:
+                allowed = _METHODS.get(path, _SAFE)
+                if request.method not in allowed:
+                    return refuse(path, 405, f"{request.method} is not allowed on {path}; use {allowed[0]}", {"allow": ", ".join(allowed)})
+                return await handler(request)
+            if not self._forwards(part, request, inference):
+                return refuse(path, 404, f"this port does not serve {request.method} {truncate(path)}")
+            return await self._forwarder.handle(request)
+
+        app = web.Application(client_max_size=self._agent.config.max_body_bytes)  # of compressed bodies: read_body bounds the rest
+        app.router.add_route("*", "/{path:.*}", handle)
+        return app
+
+    def handlers(self, part: Part) -> dict[str, Handler]:
+        """Return the handlers of the agent's own paths on one port."""
         own: dict[str, Handler] = {
             "/health": self.liveness if part == "admin" else self.health,
             "/ping": self.health,
@@ -44,26 +96,22 @@ class Api:
                 "/load": self.load,
                 "/metrics": self.metrics,
                 "/internal/prompt-format": self.prompt_format,
-                "/internal/drain": self.drain,
                 "/engine/health": self.engine_liveness,
+                DRAIN: self.drain,
             }
+        return own
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            path = request.path
-            if not request.raw_path.startswith("/"):
-                return self._forwarder.refusal(path, 400, "the request's target must be a path, as in GET /v1/models")
-            if (handler := own.get(path)) is not None:
-                return await handler(request)
-            inside = path.startswith("/internal/")
-            if inside or (part == "inference" and not is_inference(request.raw_path) and path not in _HEALTH):
-                return self._forwarder.refusal(path, 404, f"this port does not serve {path[:200]}")
-            if part == "admin" and is_inference(request.raw_path) and path not in UNPROMPTED:
-                return self._forwarder.refusal(path, 404, "inference paths have another port")
-            return await self._forwarder.handle(request)
-
-        app = web.Application(client_max_size=self._agent.config.max_body_bytes)
-        app.router.add_route("*", "/{path:.*}", handle)
-        return app
+    @staticmethod
+    def _forwards(part: Part, request: web.Request, is_inference: bool) -> bool:
+        """Return whether the engine gets a request. Where clients reach the port, it gets inference only."""
+        path = request.path
+        if path == VERSION:
+            return request.method in _SAFE
+        if part != "admin":
+            return is_inference
+        if is_inference:
+            return path in UNPROMPTED
+        return not path.startswith("/internal/") and (request.method == "POST" or (request.method in _SAFE and path in READ))
 
     async def health(self, request: web.Request) -> web.Response:
         """Answer 200 while requests are accepted."""

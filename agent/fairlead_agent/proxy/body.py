@@ -49,11 +49,7 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str,
     salt = headers.get(SALT, "")
     if not re.fullmatch("[0-9a-f]{0,64}", salt):
         raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        # Engines read more than JSON, such as NaN and UTF-16. Such a body would reach the engine without its salt.
-        raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error
+    fields = decode_fields(body)
     given, model = _text(fields.get("cache_salt")), _text(fields.get("model"))
     salt = salt or (cache_salt(b"", "", given) if given else "")
     changes: dict[str, object] = {}
@@ -81,6 +77,17 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str,
     if changes:
         body = msgspec.json.encode(fields | changes)
     return EngineBody(body, tokens, model, salt, priority, stream, adds_usage, hides_usage)
+
+
+def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a body. Raises Refused.
+
+    Engines read more than JSON, such as NaN and UTF-16. Such a body would reach the engine without its salt, and unchecked.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error
 
 
 def _split_tokens(count: str | None, body: bytes) -> tuple[Tokens, bytes]:

@@ -8,8 +8,10 @@ import msgspec
 from aiohttp import web
 
 from fairlead_agent.engine.client import EngineClient
-from fairlead_agent.proxy.body import EngineBody, Refused, build_body
+from fairlead_agent.proxy.body import EngineBody, Refused, build_body, decode_fields
+from fairlead_agent.proxy.request_body import read_body
 from fairlead_agent.proxy.usage import EventStream, Usage, decode_event
+from fairlead_agent.remotes import AllowedRemotes, RemoteRefused
 from fairlead_agent.state import Agent, Pending
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_common.protocols import errors as protocol_errors
@@ -52,6 +54,7 @@ class Forwarder:
 
     def __init__(self, agent: Agent, engine: EngineClient) -> None:
         self._agent, self._engine = agent, engine
+        self._remotes = AllowedRemotes(agent.config.allowed_remotes)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request with the engine's answer."""
@@ -61,13 +64,16 @@ class Forwarder:
             return self.refusal(path, 503, f"this worker {reason}", {RETRY: OTHER})
         with agent.track_request():
             try:
-                raw = await request.read()
-            except web.HTTPRequestEntityTooLarge:
-                limit = agent.config.max_body_bytes
-                return self.refusal(path, 413, f"the body has more than {limit} bytes (--max-body-bytes): send a shorter one")
-            try:
-                runtime = agent.config.runtime
-                body = build_body(path, request.headers, raw, runtime, agent.takes) if path in COMPUTED else EngineBody(raw)
+                raw = await read_body(request, agent.config.max_body_bytes)
+                body = EngineBody(raw)
+                if path in COMPUTED:
+                    body = build_body(path, request.headers, raw, agent.config.runtime, agent.takes)
+                elif raw and path in INFERENCE:
+                    decode_fields(raw)
+                if body.data and path in INFERENCE:
+                    self._remotes.check(body.data)
+            except RemoteRefused as error:
+                return self.refusal(path, 400, str(error))
             except Refused as error:
                 return self.refusal(path, error.status, str(error), {RETRY: OTHER} if error.status == 501 else None)
             pending = None
@@ -194,5 +200,5 @@ def _reports_dead_engine(first: bytes) -> bool:
 
 
 def _is_forwarded(name: str) -> bool:
-    # aiohttp has decompressed the body.
+    # The body was decompressed.
     return name not in _HOP_BY_HOP and name not in ("host", "accept-encoding", "content-encoding") and not name.startswith("x-fairlead-")

@@ -13,7 +13,7 @@ from fairlead.local.manifest import Manifest, objects_of
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.redis import LocalRedis
-from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, remove_run_directory, write_record
+from fairlead.local.rundir import BATCH_SECRET, PodRecord, RunRecord, make_run_directory, remove_run_directory, write_record
 from fairlead.local.usage import curl_command
 from fairlead.local.workloads import LocalSettings, Workload, workloads
 
@@ -92,6 +92,11 @@ class LocalCluster:
         assert self._kubelet is not None, "enter the cluster first"
         return self._kubelet
 
+    @property
+    def credential(self) -> dict[str, str]:
+        assert self._record is not None, "apply a manifest first"
+        return self._record.credential
+
     def pods(self) -> list[Pod]:
         """Return all pods that run now; none before the context is entered."""
         return self._kubelet.pods() if self._kubelet else []
@@ -125,6 +130,7 @@ class LocalCluster:
                 for service in manifest.services
             },
             manifest=str(manifest.path.absolute()) if manifest.path else "",
+            secret_file=str(self.directory / BATCH_SECRET),
         )
         self._write_pods()
 

@@ -61,6 +61,18 @@ class RunRecord:
     manifest: str = ""
     """The file that the run follows; empty for `fairlead serve`."""
     has_router: bool = True
+    secret_file: str = ""
+    """File with a key that the run's admin paths accept: the secret of its routers, or the worker's API keys; empty: they need none."""
+
+    @property
+    def credential(self) -> dict[str, str]:
+        """Return the headers with which this machine's user reads the admin paths of the run; none if the file cannot be read."""
+        try:
+            lines = Path(self.secret_file).read_text().splitlines() if self.secret_file else []
+        except OSError:
+            return {}
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        return {"authorization": f"Bearer {keys[0]}"} if keys else {}
 
     def pods_of(self, service: str) -> list[PodRecord]:
         return [pod for pod in self.pods if pod["service"] == service]

@@ -132,7 +132,7 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
             if pod.state.phase == "CrashLoopBackOff" and f"{pod.name}/{pod.state.restarts}" not in failing:
                 failing.add(f"{pod.name}/{pod.state.restarts}")
                 console.print(describe_failure(pod), markup=False, soft_wrap=True)
-        for name in [name for name in cluster.idle if await has_waiting_requests(cluster.urls[name])]:
+        for name in [name for name in cluster.idle if await has_waiting_requests(cluster.urls[name], cluster.credential)]:
             cluster.wake(name)
             console.print(f"{name}: a request waits, so one worker starts; it runs until the file changes", soft_wrap=True)
         now = file_stamp(path)
@@ -153,11 +153,11 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
             print_zero(console, cluster.idle)
 
 
-async def has_waiting_requests(router_url: str) -> bool:
+async def has_waiting_requests(router_url: str, headers: Mapping[str, str]) -> bool:
     """Return whether requests wait in the router; False if it does not answer."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=1.0) as client:
-            text = (await client.get(f"{router_url}/metrics")).text
+            text = (await client.get(f"{router_url}/metrics", headers=headers)).text
     except httpx.HTTPError:
         return False
     return any(line.startswith(f"{WAITING} ") and float(line.split()[1]) > 0 for line in text.splitlines())

@@ -81,7 +81,8 @@ class Workload:
             # Local endpoints are current, so a stopping router need not accept new connections for a while.
             flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
             if self.partner_port:
-                flags += ["--batch-url", f"http://{LOOPBACK}:{self.partner_port}", "--batch-secret-file", str(settings.batch_secret)]
+                flags += ["--batch-url", f"http://{LOOPBACK}:{self.partner_port}"]
+            flags += ["--batch-secret-file", str(settings.batch_secret)]  # with keys, `fairlead up` reads admin paths with it
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         if engine_container(self.template) is not None:
             return flags  # the engine chooses its own threads

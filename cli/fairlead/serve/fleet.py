@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from urllib.parse import unquote
 
@@ -135,8 +136,8 @@ class LocalFleet:
         return self._cluster.kubelet.all_ready()
 
 
-def make_record(command: str, name: str, port: int, *, needs_key: bool) -> RunRecord:
-    """Return what `fairlead status` shows of one worker. `name`: the model's name in the API."""
+def make_record(command: str, name: str, port: int, key_file: str) -> RunRecord:
+    """Return what `fairlead status` shows of one worker. `name`: the model's name in the API. `key_file`: its API keys; empty: none."""
     url = f"http://{LOOPBACK}:{port}"
     return RunRecord(
         pid=os.getpid(),
@@ -144,8 +145,9 @@ def make_record(command: str, name: str, port: int, *, needs_key: bool) -> RunRe
         urls={SERVICE: url},
         replicas={SERVICE: 1},
         models={SERVICE: name},
-        calls={SERVICE: curl_command(url, name, needs_key=needs_key)},
+        calls={SERVICE: curl_command(url, name, needs_key=bool(key_file))},
         has_router=False,
+        secret_file=str(Path(key_file).absolute()) if key_file else "",
     )
 
 

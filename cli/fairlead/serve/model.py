@@ -68,10 +68,10 @@ def _check_folder(uri: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What the API serves. `name`: of the model. `model_cache`: folder of downloaded models."""
+    """What the API serves. `name`: of the model. `key_file`: with the API keys; empty: none. `model_cache`: folder of downloaded models."""
 
     name: str
-    needs_key: bool
+    key_file: str
     model_cache: str
 
 
@@ -79,10 +79,10 @@ def find_served(options: ServeOptions, uri: str) -> Served:
     """Return what a run serves. Ends the process with status 2 for a wrong flag of the worker; raises UserError for other wrong ones."""
     if options.runtime == "fairlead":
         config = worker_config(uri, options.port, options.flags or ())
-        return Served(config.names[0], bool(config.api_key_file), config.model_cache)
+        return Served(config.names[0], config.api_key_file, config.model_cache)
     _check_engine(options, uri)
     config = WorkerConfig.from_command_line(["--model", uri])
-    return Served(config.names[0], False, config.model_cache)
+    return Served(config.names[0], "", config.model_cache)
 
 
 def _check_engine(options: ServeOptions, uri: str) -> None:

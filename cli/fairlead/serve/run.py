@@ -59,7 +59,7 @@ async def serve(options: ServeOptions, console: Console) -> int:
                 return 0
         console.print(f"\n[bold green]ready[/] after {time.monotonic() - began:.1f} s", soft_wrap=True)
         url = f"http://{LOOPBACK}:{options.port}"
-        print_usage(console, url, served.name, needs_key=served.needs_key, has_console=isinstance(fleet, LocalFleet))
+        print_usage(console, url, served.name, needs_key=bool(served.key_file), has_console=isinstance(fleet, LocalFleet))
         await run_until_stopped(_report_failures(fleet, changed, console), stop)
         console.print("stopping; Ctrl-C again: stop now")
     return 0
@@ -69,7 +69,7 @@ def _make_fleet(options: ServeOptions, uri: str, served: Served, on_change: Call
     port, grace, flags = options.port, options.stop_grace, options.flags or []
     command = shlex.join(["fairlead", "serve", options.model])
     if options.replicas == 1 and options.runtime == "fairlead":
-        record = make_record(command, served.name, port, needs_key=served.needs_key)
+        record = make_record(command, served.name, port, served.key_file)
         worker_flags = ("--model", uri, *flags)
         return LocalWorker(worker_flags, record=record, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
     manifest = make_manifest(command, uri, served.name, options.replicas, flags, grace, options.runtime)

@@ -52,7 +52,9 @@ def run(options: Options) -> int:
         if options.url:
             return [router_row(options.url, read_workers(options.url, headers))]
         current = find_runs(replace(options, context="", kubeconfig="")) or []
-        return [service_row(run, service, _page(url, headers)) for run, service, url in services_of(current, options.name)]
+        return [
+            service_row(run, service, _page(url, headers or run.credential)) for run, service, url in services_of(current, options.name)
+        ]
 
     if options.output != "table":
         rows, problem = next(top.frames(read_rows, options.interval))

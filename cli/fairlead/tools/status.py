@@ -95,7 +95,11 @@ def _show_runs(console: Console, runs: Sequence[RunRecord], options: Options, he
             console.print(f"[dim]{escape(record.command)}, process {record.pid}[/]", soft_wrap=True)
         for _, service, url in services_of([record], options.name):
             try:
-                page = read_workers(url, headers) | {"service": service, "url": f"{url}/v1", "model": record.models.get(service, "")}
+                page = read_workers(url, headers or record.credential) | {
+                    "service": service,
+                    "url": f"{url}/v1",
+                    "model": record.models.get(service, ""),
+                }
                 pages.append(page)
                 if options.output == "table":
                     show(console, url, page)

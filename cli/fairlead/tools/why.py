@@ -68,7 +68,7 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
     about = [Line(f"{record.command}, process {record.pid}"), Line(f"{url}/v1, model {record.models.get(service, '?')}")]
     steps = []
     try:
-        seen = explain_router(url, read_workers(url, headers))
+        seen = explain_router(url, read_workers(url, headers or record.credential))
     except UserError as error:
         problems.append(str(error))
         seen = None

@@ -10,7 +10,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 MAX_AGE_SECONDS = 600
 """Time for which a browser keeps the answer of a preflight."""
 FOREIGN = "only same-origin web pages at an IP address or localhost may call admin paths; programs should send no Origin header"
-"""The message of a refused request."""
+"""The message of a refused request for an admin path."""
+FOREIGN_CHANGE = "a web page of another origin may not change what this server stores: allow it with --allowed-origins"
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 

@@ -1,4 +1,4 @@
-"""Polls routers for their demand (`GET /fairlead/demand`), thousands at a time: a long poll may last a minute."""
+"""Polls routers for their demand (`POST /fairlead/demand`), thousands at a time: a long poll may last a minute."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,15 +39,22 @@ class DemandClient:
         }
         timeout = aiohttp.ClientTimeout(total=wait + MARGIN, sock_connect=5.0)
         try:
-            async with self._http.get(url, params=query, timeout=timeout) as answer:
-                if answer.status != 200:
-                    raise DemandUnavailable(f"{url} answered {answer.status}")
-                if (answer.content_length or 0) > MAX_BYTES:
-                    raise DemandUnavailable(f"{url} answered {answer.content_length} bytes")
-                return RouterReport.parse(await answer.json(content_type=None))
+            async with self._http.post(url, params=query, timeout=timeout) as answer:
+                if answer.status != 405:
+                    return await _parse(answer, url)
+            async with self._http.get(url, params=query, timeout=timeout) as answer:  # routers of earlier releases take no POST
+                return await _parse(answer, url)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DemandUnavailable(f"{url}: {type(error).__name__}: {error}") from None
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+
+
+async def _parse(answer: aiohttp.ClientResponse, url: str) -> RouterReport:
+    if answer.status != 200:
+        raise DemandUnavailable(f"{url} answered {answer.status}")
+    if (answer.content_length or 0) > MAX_BYTES:
+        raise DemandUnavailable(f"{url} answered {answer.content_length} bytes")
+    return RouterReport.parse(await answer.json(content_type=None))

@@ -1,4 +1,4 @@
-"""The routers' reports (`GET /fairlead/demand`), and their sum for the whole service."""
+"""The routers' reports (`/fairlead/demand`), and their sum for the whole service."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from fairlead_common.http.head import find_fault
+from fairlead_common.http.origins import FOREIGN
 from fairlead_router.batch.config import BatchConfig
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.records import BatchRecord, new_id
@@ -68,9 +70,13 @@ class BatchApp:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            headers = [(name.lower(), value) for name, value in request.raw_headers]
+            if fault := find_fault(f"{request.version.major}.{request.version.minor}", headers):
+                raise ApiError(400, fault, code="bad_request")
+            if request.method not in ("GET", "HEAD") and "origin" in request.headers:  # routers send none
+                raise ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin")
             if request.path not in _PUBLIC and self._secret.is_required:
-                headers = request.headers
-                credential = read_credential(headers.get("authorization", "").encode(), b"")
+                credential = read_credential(request.headers.get("authorization", "").encode(), b"")
                 if not self._secret.matches(credential):
                     raise ApiError(401, "Only the routers of the service may connect here.", code="invalid_api_key")
             return await handler(request)

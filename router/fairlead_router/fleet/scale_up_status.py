@@ -23,7 +23,7 @@ class _Report:
 
 
 class ScaleUpStatus:
-    """Latest report of the operator's polls. It holds numbers and one word only: the endpoint is unauthenticated, and clients see them."""
+    """Latest report of the operator's polls. It holds numbers and one word only: an admin port asks for no key, and clients see them."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

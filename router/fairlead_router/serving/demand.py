@@ -1,5 +1,6 @@
-"""`GET /fairlead/demand`: the service's load, for an autoscaler.
+"""`/fairlead/demand`: the service's load, for an autoscaler.
 
+A POST also reports the scale-up's progress. A GET changes nothing: operators of earlier releases send their report with one.
 With `wait=SECONDS` this is a long poll: the answer comes with the next request, or after that time. The operator therefore learns of the
 first request of a service scaled to zero immediately, and an idle service costs it one request a minute.
 
@@ -132,14 +133,14 @@ class Demand:
         self._draining = True
         self._has_requests.set()
 
-    async def answer(self, query: bytes) -> bytes:
+    async def answer(self, query: bytes, *, takes_report: bool) -> bytes:
         """Return the page as JSON. Raises ApiError 400 for a parameter that is not a number or out of range.
 
-        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `unique_shares=1`: include
-        the share of each worker's cache that no other worker holds.
+        `takes_report`: store the report in the parameters. `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in
+        `ScaleUpStatus.update`. `unique_shares=1`: include the share of each worker's cache that no other worker holds.
         """
         params = _numbers(query)
-        if "wanted" in params:
+        if takes_report and "wanted" in params:
             starting, seconds, advancing = int(params.get("starting", 0)), params.get("seconds", 0.0), params.get("advancing", 0.0) > 0
             self._scale_up.update(int(params["wanted"]), starting, seconds, _text(query, "reason"), advancing)
         if (wait := min(LONGEST_WAIT, params.get("wait", 0.0))) > 0 and not self._busy:

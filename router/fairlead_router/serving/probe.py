@@ -1,6 +1,6 @@
-"""`GET /fairlead/probe`: an unauthenticated check that a worker generates one token. The operator uses it.
+"""`GET /fairlead/probe`: a check that a worker generates one token. The operator uses it at the admin port, which asks for no key.
 
-Unauthenticated clients cannot make it expensive: the prompt is fixed, one probe runs at a time, and its answer is shared by all requests
+Callers cannot make it expensive: the prompt is fixed, one probe runs at a time, and its answer is shared by all requests
 within a second.
 """
 

@@ -66,6 +66,18 @@ class RequestHandler:
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
 
+    def check_admin(self, credential: bytes, *, changes_state: bool) -> None:
+        """Check the credential of an admin path on the clients' port, where clients need keys.
+
+        Any key may read. What a tenant writes would concern all of them, so that needs the service's own secret. Raises ApiError 401, 403.
+        """
+        if not self.keys.is_required or self._batch_secret.matches(credential):
+            return
+        self.keys.authenticate(credential)
+        if changes_state:
+            message = "A tenant's key cannot report to the router: send this to the router's --admin-port."
+            raise ApiError(403, message, kind="permission_error", code="admin_port_only")
+
     def select_class(self, call: Call) -> None:
         """Select the class of an authenticated request. Raises ApiError: 400 for an unknown class, 403 for one that is too urgent."""
         call.service_class = select_class(self._classes, call.requested_class, call.caller)

@@ -15,6 +15,7 @@ import httptools
 
 from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
+from fairlead_common.http.head import find_fault
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.response import Reply
 
@@ -218,6 +219,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.is_http10 = self._parser.get_http_version() == "1.0"
         length, codings = body_headers(request.headers)
         self._framing.begin_body(length)
+        if fault := find_fault(self._parser.get_http_version(), request.headers):
+            self._refuse(400, b"Bad Request", fault, "bad_request")
+            return
         if codings and request.is_http10:  # RFC 9112, 6.1: an intermediary may not support it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
             return

@@ -5,6 +5,8 @@ import gzip
 import json
 import socket
 import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from tests.servers.redis_server import free_port
 
 from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
 from fairlead_agent.engine.metrics import EngineStats
-from fairlead_agent.proxy.app import HUNG_SECONDS
+from fairlead_agent.proxy.app import ADMIN, HUNG_SECONDS
 from fairlead_agent.state import RESERVED_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
@@ -165,12 +167,61 @@ async def test_a_client_is_not_more_urgent_than_its_key(tmp_path: Path) -> None:
 
 
 async def test_the_engine_gets_the_body_as_it_is(tmp_path: Path) -> None:
-    """aiohttp has decompressed it, and has answered `Expect`."""
-    body = gzip.compress(json.dumps({"model": "stand-in", "prompt": PROMPT}).encode())
+    """The agent has decompressed it, and has answered `Expect`."""
+    body = json.dumps({"model": "stand-in", "prompt": PROMPT}).encode()
     async with pair(tmp_path) as (engine, agent):
-        answer = await agent.client.post("/v1/completions", content=body, headers={"content-encoding": "gzip", "expect": "100-continue"})
-        assert answer.status_code == 200
-        assert not {"content-encoding", "expect"} & {name.lower() for name in engine.headers[0]}
+        for coding, data in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)), ("identity", body)):
+            answer = await agent.client.post(
+                "/v1/completions", content=data, headers={"content-encoding": coding, "expect": "100-continue"}
+            )
+            assert answer.status_code == 200
+            assert not {"content-encoding", "expect"} & {name.lower() for name in engine.headers[-1]}
+            assert engine.bodies[-1]["prompt"] == PROMPT
+
+
+async def test_a_compressed_body_takes_no_more_memory_than_a_plain_one(tmp_path: Path) -> None:
+    bomb, limit = gzip.compress(bytes(64 << 20)), 1 << 20
+    async with pair(tmp_path, max_body_bytes=limit) as (_, agent):
+        tracemalloc.start()
+        answer = await agent.client.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert answer.status_code == 413 and "--max-body-bytes" in answer.json()["error"]["message"]
+        assert peak < 8 * limit
+
+
+@pytest.mark.parametrize(
+    ("coding", "data", "status"),
+    [
+        ("gzip", b"hello", 400),
+        ("gzip", gzip.compress(b"{}")[:-4], 400),
+        ("gzip", gzip.compress(b"{}") * 2, 400),
+        ("br", b"x", 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"{}")), 415),
+    ],
+)
+async def test_a_body_that_cannot_be_decompressed_is_refused(tmp_path: Path, coding: str, data: bytes, status: int) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        answer = await agent.client.post("/v1/completions", content=data, headers={"content-encoding": coding})
+        assert answer.status_code == status and "Content-Encoding" in answer.json()["error"]["message"]
+        assert not engine.bodies
+
+
+async def test_what_would_make_the_engine_connect_elsewhere_is_refused(tmp_path: Path) -> None:
+    chat = {"model": "stand-in", "messages": [{"role": "user", "content": [{"image_url": "http://10.0.0.1/x"}]}]}
+    transfer = {"model": "stand-in", "prompt": PROMPT, "kv_transfer_params": {"remote_host": "10.0.0.1"}}
+    cases = [("/v1/chat/completions", chat), ("/tokenize", chat), ("/v1/completions", transfer), ("/v1/embeddings", transfer)]
+    async with pair(tmp_path) as (engine, agent):
+        for path, body in cases:
+            refused = await agent.client.post(path, json=body)
+            assert refused.status_code == 400 and "--allowed-remotes" in refused.json()["error"]["message"], path
+        for encoding in ("utf-16", "utf-32"):
+            refused = await agent.client.post("/tokenize", content=json.dumps(chat).encode(encoding))
+            assert refused.status_code == 400, "engines decode it, so it would pass unchecked"
+        assert not engine.bodies
+    async with pair(tmp_path / "open", allowed_remotes="kv_transfer_params") as (engine, agent):
+        assert (await agent.client.post("/v1/completions", json=transfer)).status_code == 200
+        assert engine.bodies[0]["kv_transfer_params"] == transfer["kv_transfer_params"]
 
 
 async def test_a_body_that_is_too_long_is_refused_in_the_form_of_the_api(tmp_path: Path) -> None:
@@ -376,6 +427,69 @@ async def test_an_admin_port_takes_the_paths_that_are_not_for_clients(tmp_path: 
         await engine.start()
 
 
+PAGE_OF_ANOTHER = {"origin": "https://evil.example"}
+
+
+async def test_no_get_and_no_web_page_drains(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS"):
+            refused = await agent.client.request(method, "/internal/drain")
+            assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        for origin in ("https://evil.example", "null", "http://rebound.example"):
+            for path in ADMIN:
+                headers = {"origin": origin, "host": "rebound.example"}
+                assert (await agent.client.post(path, headers=headers)).status_code == 403, path
+                assert (await agent.client.get(path, headers=headers)).status_code == 403, path
+        assert not agent.agent.drain_requested.is_set()
+
+
+async def test_where_clients_reach_the_port_the_engine_gets_inference_only(tmp_path: Path) -> None:
+    others = ("/docs", "/openapi.json", "/reset_prefix_cache", "/sleep", "/v1/load_lora_adapter", "/flush_cache", "/internal/x", "/")
+    spelled = ("/v1/%63ompletions", "/v1/models/../../sleep", "//sleep", "/v1//completions")
+    async with pair(tmp_path) as (engine, agent):
+        seen = len(engine.headers)
+        for path in (*others, *spelled):
+            for method in ("GET", "POST"):
+                assert (await raw(agent.port, f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")) in (404, 400), path
+        assert len(engine.headers) == seen
+        assert (await agent.client.get("/v1/models")).status_code == 200
+
+
+async def test_the_admin_port_forwards_no_get_that_may_change_the_engine(tmp_path: Path) -> None:
+    async with pair(tmp_path, admin_port=free_port()) as (_, agent):
+        url = f"http://127.0.0.1:{agent.agent.config.admin_port}"
+        assert (await agent.client.get(f"{url}/flush_cache")).status_code == 404
+        assert (await agent.client.post(f"{url}/flush_cache", headers=PAGE_OF_ANOTHER)).status_code == 403
+        for method, path in (("POST", "/flush_cache"), ("GET", "/docs"), ("POST", "/v1/load_lora_adapter")):
+            unknown = await agent.client.request(method, url + path)
+            assert unknown.status_code == 404 and "does not serve" not in unknown.text, "the engine itself has no such path"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /health HTTP/1.1",
+        "GET /health HTTP/1.1\r\nhost: x\r\nhost: x",
+        "GET /health HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: b",
+        "GET /health HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-encoding: identity",
+        "GET /health HTTP/2.0\r\nhost: x",
+        "GET /health HTTP/0.9\r\nhost: x",
+    ],
+)
+async def test_a_head_that_two_servers_may_read_differently_is_refused(tmp_path: Path, head: str) -> None:
+    async with running_agent(tmp_path, "http://127.0.0.1:9") as agent:
+        assert await raw(agent.port, f"{head}\r\n\r\n") == 400
+
+
+async def raw(port: int, data: str) -> int:
+    """Return the status of a request that is sent as it is."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data.encode())
+    line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
 async def test_a_hung_engine_is_reported_to_its_liveness_probe(tmp_path: Path) -> None:
     async with pair(tmp_path) as (_, agent):
         assert (await agent.client.get("/engine/health")).status_code == 200
@@ -417,7 +531,7 @@ async def test_a_drain_refuses_new_requests_and_waits_for_streams(tmp_path: Path
         engine.release.clear()
         stream = asyncio.create_task(agent.complete(PROMPT, stream=True))
         await eventually(lambda: agent.agent.in_flight == 1)
-        hook = asyncio.create_task(agent.client.get("/internal/drain"))
+        hook = asyncio.create_task(agent.client.post("/internal/drain"))
         await eventually(lambda: agent.agent.draining)
         refused = await agent.complete(PROMPT)
         assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")

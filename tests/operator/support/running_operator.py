@@ -33,7 +33,7 @@ class StubRouter:
         self.url = self._server.url
 
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
-        if method == "POST":
+        if method == "POST" and not path.startswith("/fairlead/demand"):
             self.asked.append(json.loads(body))
             return (503, {"error": {"message": "no worker"}}) if self.failing else (200, {"choices": [{"text": "!"}]})
         if path == "/ready":

@@ -12,7 +12,7 @@ from fairlead_router.serving.demand import WINDOW_SECONDS, Arrivals
 
 
 async def demand(router: RunningRouter, query: str = "") -> dict[str, Any]:
-    answer = await router.client.get(f"/fairlead/demand{query}")
+    answer = await router.client.post(f"/fairlead/demand{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -95,6 +95,14 @@ async def test_a_request_that_waited_in_vain_is_told_the_workers_startup_progres
     assert "script" not in (await router.complete("hello")).text, "anybody may set this text: it is one word without markup"
     await demand(router, "?wanted=0&starting=0")
     assert "the service is scaled to zero" in (await router.complete("hello")).text
+
+
+async def test_a_get_reports_nothing(fleet: Fleet) -> None:
+    """An image on any web page can send one. Operators of earlier releases do, and get their figures."""
+    router = await empty(fleet, hold_timeout=0.2)
+    answer = await router.client.get("/fairlead/demand?wanted=2&starting=1&seconds=41&reason=Loading")
+    assert answer.status_code == 200 and "idle_seconds" in answer.json()
+    assert "Try again later" in (await router.complete("hello")).text
 
 
 async def test_requests_wait_beyond_the_default_only_while_starting_workers_progress(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

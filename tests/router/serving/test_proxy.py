@@ -165,7 +165,7 @@ async def test_a_wrong_method_gets_the_allowed_one(fleet: Fleet) -> None:
         ("/openapi.json", "POST", "GET"),
         ("/docs", "POST", "GET"),
         ("/fairlead/probe", "POST", "GET, HEAD"),
-        ("/fairlead/demand", "PUT", "GET, HEAD"),
+        ("/fairlead/demand", "PUT", "GET, HEAD, POST"),
     ):
         answer = await router.client.request(method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed"), path

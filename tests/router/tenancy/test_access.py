@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.admin_paths import ROUTER as ADMIN_PATHS
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
 
@@ -129,7 +130,35 @@ async def test_a_missing_key_is_refused_in_openais_words(fleet: Fleet, tmp_path:
     seen = worker.received[-1]
     assert seen.path == "/v1/completions", "no query string: it may hold a key"
     assert not {"authorization", "x-api-key"} & seen.headers.keys()
-    assert (await router.client.get("/health")).status_code == (await router.client.get("/metrics")).status_code == 200
+    assert (await router.client.get("/health")).status_code == (await router.client.get("/ready")).status_code == 200
+
+
+ADMIN_METHODS = [(path, "POST" if path == "/fairlead/score" else "GET") for path in ADMIN_PATHS]
+
+
+async def test_on_the_clients_port_admin_paths_need_a_key_and_take_no_report_of_a_tenant(fleet: Fleet, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    router, _ = await guarded(fleet, tmp_path, batch_secret_file=str(secret))
+    for path, method in ADMIN_METHODS:
+        for headers, status in (({}, 401), (bearer("fl-wrong"), 401), (bearer(ANNA), 200), (bearer(secret.read_text()), 200)):
+            answer = await router.client.request(method, path, json={"model": "stand-in", "prompt": "x"}, headers=headers)
+            assert answer.status_code == status, (path, headers)
+    report = "/fairlead/demand?wanted=2&starting=1&advancing=1"
+    for headers, status in (({}, 401), (bearer(ANNA), 403)):
+        assert (await router.client.post(report, headers=headers)).status_code == status
+    assert (await router.client.get(report, headers=bearer(secret.read_text()))).status_code == 200
+    assert not router.server.router.scale_up.is_advancing, "no GET and no tenant reports"
+    assert (await router.client.post(report, headers=bearer(secret.read_text()))).status_code == 200
+    assert router.server.router.scale_up.is_advancing
+
+
+async def test_the_admin_port_asks_for_no_key(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path, admin_port=0)
+    for path, method in ADMIN_METHODS:
+        assert (await router.client.request(method, path, headers=bearer(ANNA))).status_code == 404, path
+        url = f"http://127.0.0.1:{router.server.admin_port}{path}"
+        assert (await router.client.request(method, url, json={"model": "stand-in", "prompt": "x"})).status_code == 200, path
 
 
 async def test_the_key_determines_the_tenant_whatever_the_request_says(fleet: Fleet, tmp_path: Path) -> None:
@@ -266,7 +295,8 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
     salt = cache_salt(SECRET.encode(), "tenant:anna")
     for secret in ("xyzzy", "secret", ANNA, BORIS, sha256(ANNA.encode()).hexdigest(), SECRET, salt, "4000123456"):
         assert secret not in said, secret
-    text = (await router.client.get("/metrics")).text + (await router.client.get("/fairlead/workers")).text
+    pages = [await router.client.get(path, headers=bearer(ANNA)) for path in ("/metrics", "/fairlead/workers")]
+    text = "".join(page.text for page in pages)
     assert ANNA not in text and "xyzzy" not in text
 
 

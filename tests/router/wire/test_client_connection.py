@@ -198,6 +198,14 @@ GARBAGE = {
     "a control character": HEAD + b"bad header: \x00\r\n\r\n",
     "a fragment": HEAD.replace(b" HTTP", b"#a HTTP") + b"content-length: 0\r\n\r\n",
     "a zero byte in a value": HEAD + b"x-a: b\x00\r\n\r\n",
+    "no host": HEAD.replace(b"host: x\r\n", b"") + b"content-length: 0\r\n\r\n",
+    "two hosts": HEAD + b"Host: y\r\ncontent-length: 0\r\n\r\n",
+    "a host with a path": HEAD.replace(b"host: x", b"host: x/y") + b"content-length: 0\r\n\r\n",
+    "two keys": HEAD + b"authorization: Bearer a\r\nAuthorization: Bearer b\r\ncontent-length: 0\r\n\r\n",
+    "two encodings": HEAD + b"content-encoding: gzip\r\ncontent-encoding: identity\r\ncontent-length: 0\r\n\r\n",
+    "HTTP/0.9": HEAD.replace(b"1.1", b"0.9") + b"content-length: 0\r\n\r\n",
+    "no version": b"GET /v1/models\r\n\r\n",
+    "HTTP/2.0": HEAD.replace(b"1.1", b"2.0") + b"content-length: 0\r\n\r\n",
     **UPGRADES,
 }
 

@@ -88,6 +88,15 @@ async def _served(**limits: Any) -> AsyncIterator[Served]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+HEADS = {
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n",
+    "HTTP/0.9": b"GET /health HTTP/0.9\r\nhost: x\r\n\r\n",
+    "HTTP/2.0": b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n",
+    "two keys": HEAD + b"authorization: a\r\nauthorization: b\r\n\r\n",
+}
+
+
 @pytest.fixture
 def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
     return _served
@@ -101,12 +110,13 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
         (HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(130)) + b"\r\n", (431, "headers_too_large")),
         (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
         (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
+        *((sent, (400, "bad_request")) for sent in HEADS.values()),
         (UNKNOWN_CODING, (400, "bad_request")),
         (WHOLE.replace(b" HTTP", b"#a HTTP"), (400, "bad_request")),
         *((sent, (431, "headers_too_large")) for sent in UNBOUNDED.values()),
         *((sent, (400, "bad_request")) for sent in UPGRADES.values()),
     ],
-    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", "fragment", *UNBOUNDED, *UPGRADES],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", *HEADS, "coding", "fragment", *UNBOUNDED, *UPGRADES],
 )
 async def test_a_client_that_makes_no_progress_gets_a_reason_and_is_disconnected(
     serve: Any, sent: bytes, expected: tuple[int, str]

@@ -17,10 +17,11 @@ def test_keys_and_origins(start: Callable[..., WorkerProcess], tmp_path: Path) -
     worker = start("--api-key-file", str(keys), "--allowed-origins", ORIGIN, "--log-format", "json").wait_ready()
     bearer = lambda key: {"authorization": f"Bearer {key}"}  # noqa: E731
 
-    for path in ("/health", "/livez", "/ready", "/metrics", "/load", "/openapi.json"):
+    for path in ("/health", "/livez", "/ready", "/openapi.json"):
         assert worker.client.get(path).status_code == 200, f"{path} needs no key"
-    for path in ("/v1/models", "/internal/prompt-format"):
+    for path in ("/v1/models", "/internal/prompt-format", "/metrics", "/load"):
         assert worker.client.get(path).status_code == 401
+        assert worker.client.get(path, headers=bearer("first-key")).status_code == 200
     for headers in ({}, bearer("third-key"), {"authorization": "Basic first-key"}):
         refused = worker.client.post("/v1/completions", json=BODY, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -75,7 +75,7 @@ class Environment:
 
     def scrape_routers(self) -> dict[str, str]:
         """Return namespace → the metrics of its real router."""
-        return {namespace: httpx.get(f"{url}/metrics").text for namespace, url in self._network.urls.items()}
+        return {namespace: httpx.get(f"{url}/metrics").text for namespace, url in self._network.admin_urls.items()}
 
     def _produce(self, namespace: str, row: Row) -> Report:
         folder = self._folder / namespace

@@ -47,6 +47,7 @@ class Network:
     def __init__(self, prober: ServiceProber) -> None:
         self.prober = prober
         self.urls: dict[str, str] = {}
+        self.admin_urls: dict[str, str] = {}
         self._loop = _Loop()
         self._stack = AsyncExitStack()
         self._thread = threading.Thread(target=self._loop.run_forever, name="routers")
@@ -63,14 +64,17 @@ class Network:
     def start_router(self, namespace: str, *, worker: bool = True, **settings: Any) -> str:
         """Start a router and lead the service of `namespace` to it. Returns the IP address of its pod."""
         pod_ip = f"127.1.0.{len(self.urls) + 1}"
-        self.urls[namespace] = url = self._submit(self._start_router(worker, settings)).result(60)
+        url, self.admin_urls[namespace] = self._submit(self._start_router(worker, settings)).result(60)
+        self.urls[namespace] = url
         self.prober.route(namespace, pod_ip, url)
         return pod_ip
 
     def on_exit(self, stop: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(self._stack.callback, stop)
 
-    async def _start_router(self, worker: bool, settings: dict[str, Any]) -> str:
+    async def _start_router(self, worker: bool, settings: dict[str, Any]) -> tuple[str, str]:
+        if "api_keys_file" in settings:  # one port asks for a key on admin paths too
+            settings |= {"admin_port": 0}
         address = "127.0.0.1:9"  # no process listens on this port
         if worker:
             started = await StandIn(pod="pod-0").start()
@@ -79,7 +83,7 @@ class Network:
         router = await self._stack.enter_async_context(running_router(workers=f"static://{address}", **settings))
         if worker:
             await router.usable(1)
-        return f"http://127.0.0.1:{router.port}"
+        return f"http://127.0.0.1:{router.port}", f"http://127.0.0.1:{router.server.admin_port}"
 
     def _submit(self, work: Any) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)

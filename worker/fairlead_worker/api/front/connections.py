@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairlead_common.http.connection_limiter import ConnectionLimiter, Limits
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
+from fairlead_common.http.head import find_fault
 from fairlead_worker.api.errors import ApiError
 
 CHECK_INTERVAL_SECONDS = 1.0
@@ -181,6 +182,9 @@ class Connection(HttpToolsProtocol):
         if len(self.headers) > self._limiter.max_headers:
             message = f"the request has {len(self.headers)} headers, more than {self._limiter.max_headers} (--limits max_headers)"
             self._refuse(431, message, "headers_too_large")
+            return
+        if fault := find_fault(self.parser.get_http_version(), self.headers):
+            self._refuse(400, fault, "bad_request")
             return
         length, codings = body_headers(self.headers)
         if any(coding.strip().lower() != b"chunked" for coding in codings):

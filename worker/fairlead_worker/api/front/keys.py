@@ -1,6 +1,7 @@
 """`--api-key-file`: API keys of a worker that clients reach without a router. A router has tenants and quotas in its own key file."""
 
 import logging
+from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from fairlead_worker.config.api_files import read_keys
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health", "/livez", "/ready", "/ping", "/version", "/metrics", "/load", "/openapi.json", "/docs"))
-"""Paths without a key: probes, monitoring and the API's description."""
+OPEN_PATHS = frozenset(("/health", "/livez", "/ready", "/ping", "/version", "/openapi.json", "/docs"))
+"""Paths without a key: probes and the API's description."""
+MONITORING = frozenset(("/metrics", "/load"))
+"""Paths without a key on the admin port, which clients do not reach."""
 
 
 class KeyFile:
@@ -40,11 +43,12 @@ class KeyFile:
 class RequireKey:
     """ASGI middleware that answers 401 without a valid key in `Authorization: Bearer` or `X-Api-Key` (Anthropic's)."""
 
-    def __init__(self, app: ASGIApp, keys: KeyFile, pod: str) -> None:
-        self._app, self._keys, self._pod = app, keys, pod
+    def __init__(self, app: ASGIApp, keys: KeyFile, pod: str, open_paths: Collection[str]) -> None:
+        """`open_paths`: need no key."""
+        self._app, self._keys, self._pod, self._open_paths = app, keys, pod, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         context = RequestContext(scope, receive, send, self._pod)

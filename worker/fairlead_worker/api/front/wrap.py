@@ -6,7 +6,7 @@ from starlette.types import ASGIApp
 from fairlead_common.http.origins import EXPOSED_HEADERS, MAX_AGE_SECONDS, parse_origins
 from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.front.admin_guard import AdminGuard
-from fairlead_worker.api.front.keys import KeyFile, RequireKey
+from fairlead_worker.api.front.keys import MONITORING, OPEN_PATHS, KeyFile, RequireKey
 from fairlead_worker.api.front.observe import Observe
 from fairlead_worker.api.routes import admin
 from fairlead_worker.api.routes.apis import Part
@@ -22,7 +22,7 @@ def wrap(app: ASGIApp, config: WorkerConfig, tracer: Tracer | None, part: Part =
     if tracer is not None or config.log_format == "json":
         app = Observe(app, tracer)
     if config.api_key_file:
-        app = RequireKey(app, KeyFile(config.api_key_file), config.pod)
+        app = RequireKey(app, KeyFile(config.api_key_file), config.pod, OPEN_PATHS | MONITORING if part == "admin" else OPEN_PATHS)
     public = app
     if (origins := parse_origins(config.allowed_origins)) and part != "admin":
         public = CORSMiddleware(

@@ -1,0 +1,1 @@
+"""What hostile clients send, for `router/hostile_clients`."""
