@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fairlead_common.json_size import JsonTooLarge, check_json
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_index.hashing import Tokens, tokens_from_bytes
 from fairlead_index.salts import cache_salt
@@ -43,14 +44,17 @@ class EngineBody:
     """The client did not ask for the stream's usage event."""
 
 
-def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes) -> EngineBody:
-    """Return the engine's body of a request. Raises Refused."""
+def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes, max_tokens: int = 0) -> EngineBody:
+    """Return the engine's body of a request. `max_tokens`: of the longest prompt. Raises Refused."""
     tokens, body = _split_tokens(headers.get(TOKENS), body)
     salt = headers.get(SALT, "")
     if not re.fullmatch("[0-9a-f]{0,64}", salt):
         raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
     try:
+        check_json(body, max_tokens)
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except JsonTooLarge as error:
+        raise Refused(400, f"the body is too large to decode: {error}") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         # Engines read more than JSON, such as NaN and UTF-16. Such a body would reach the engine without its salt.
         raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error

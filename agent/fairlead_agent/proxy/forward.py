@@ -38,6 +38,8 @@ _HOP_BY_HOP = frozenset(
         "expect",  # answered here
     )
 )
+MAX_TOKENS = 1 << 20
+"""Longest prompt of an engine whose context length is not known."""
 _LORA = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _UNKNOWN_PATH = (b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}')
 """FastAPI's answers for a path that an engine does not have. A model that it does not have gets another document."""
@@ -67,7 +69,8 @@ class Forwarder:
                 return self.refusal(path, 413, f"the body has more than {limit} bytes (--max-body-bytes): send a shorter one")
             try:
                 runtime = agent.config.runtime
-                body = build_body(path, request.headers, raw, runtime, agent.takes) if path in COMPUTED else EngineBody(raw)
+                longest = agent.format.max_model_len if agent.format is not None else MAX_TOKENS
+                body = build_body(path, request.headers, raw, runtime, agent.takes, longest) if path in COMPUTED else EngineBody(raw)
             except Refused as error:
                 return self.refusal(path, error.status, str(error), {RETRY: OTHER} if error.status == 501 else None)
             pending = None
