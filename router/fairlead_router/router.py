@@ -141,6 +141,7 @@ class Router:
         await self._withdrawals.close()
         await self.handler.close()
         await self._routing_policy.close()
+        self.prompts.close()
         for worker in self.table:
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

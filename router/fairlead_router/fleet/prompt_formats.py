@@ -150,6 +150,10 @@ class PromptFormats:
             return current
         return next((known for known in self._known.values() if name in known.format.model_names), current)
 
+    def longest_prompt(self) -> int:
+        """Return the longest context of any format, in tokens; 0 without one."""
+        return max((known.format.max_model_len for known in self._known.values()), default=0)
+
     def find(self, tag: str) -> KnownFormat | None:
         return self._known.get(tag)
 

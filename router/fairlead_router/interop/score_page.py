@@ -3,13 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import msgspec
-
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.request.validation import DECODING, decode_error
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.ranking import Ranking
 from fairlead_router.serving.upstream_request import build_routing_request
@@ -19,27 +15,18 @@ PATH: Final = "/fairlead/score"
 Rank = Callable[[RoutingRequest], Awaitable[Ranking]]
 
 
-class _Body(msgspec.Struct):
-    messages: Any = None
-
-
 class ScorePage:
     """Ranks the workers for a request that is not sent. `rank` is None with a policy that has no score."""
 
     def __init__(self, prompts: Prompts, table: WorkerTable, rank: Rank | None, policy: str) -> None:
         self._prompts, self._table, self._rank, self._policy = prompts, table, rank, policy
-        self._decoder = msgspec.json.Decoder(_Body)
 
     async def answer(self, raw: bytes) -> dict[str, Any]:
         """Return the ranking of a completion's or a chat's body. Raises ApiError."""
         if self._rank is None:
             message = f"Policy {self._policy} has no score: only PrefixAware compares workers by one."
             raise ApiError(501, message, kind="server_error", code="no_score")
-        try:
-            path = COMPLETIONS if self._decoder.decode(raw).messages is None else CHAT
-        except DECODING as error:
-            raise decode_error(error) from None
-        prompt = await self._prompts.read(path, raw)
+        prompt = await self._prompts.read("", raw)
         ranking = await self._rank(build_routing_request(prompt, ANONYMOUS, ""))
         workers = [
             {
