@@ -1,7 +1,7 @@
-"""Memory and delay while a router reads large bodies: one at a time, or all at once.
+"""Memory and delay while a router reads large bodies: in its own threads, or in the processes of its pool.
 
-Each side runs in a process of its own. Bodies of Chinese text (three tokens a character) arrive at once, and a prompt of 2 KB every 50 ms
-beside them. `all at once` calls the same parser without its lock and without trimming the heap.
+Bodies of Chinese text (three tokens a character) or of empty lists arrive at once, each of another tenant, and a prompt of 2 KB every 50 ms
+beside them. `in threads` calls the same reader without the pool. Memory is that of all processes of a side.
 """
 
 import argparse
@@ -19,6 +19,8 @@ import msgspec
 
 from bench.common.report import make_parser, write_report
 from bench.router.tokenization import make_format
+from fairlead_common.json_size import MAX_OBJECTS, check_json
+from fairlead_common.memory import LARGE
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.protocols.paths import COMPLETIONS
@@ -26,7 +28,7 @@ from fairlead_index.hashing import prompt_root
 from fairlead_router.fleet.prompt_formats import KnownFormat
 from fairlead_router.request.prompts import Prompt, Prompts
 
-SIDES = ("all at once", "one at a time")
+SIDES = ("in threads", "in processes")
 SHORT = "a short prompt " * 140
 SHORT_INTERVAL = 0.05
 MIB = 1 << 20
@@ -36,10 +38,17 @@ TOKENS = 1 << 24
 
 def make_prompts(threads: ThreadPoolExecutor) -> Prompts:
     """Return the router's parser with one known prompt format."""
-    encoder = PromptEncoder(msgspec.structs.replace(make_format(), max_model_len=TOKENS), TokenCache(64 * MIB))
+    encoder_cache = TokenCache(64 * MIB)
+    encoder = PromptEncoder(msgspec.structs.replace(make_format(), max_model_len=TOKENS), encoder_cache)
     known = KnownFormat("bench", encoder, prompt_root(encoder.format))
     formats: Any = SimpleNamespace(
-        current=known, of_model=lambda name, canary: known, has_model=lambda name: True, is_name_partial=lambda name: False
+        current=known,
+        cache=encoder_cache,
+        of_model=lambda name, canary: known,
+        has_model=lambda name: True,
+        is_name_partial=lambda name: False,
+        longest_prompt=lambda: TOKENS,
+        with_same_tokens=lambda known: [],
     )
     return Prompts(formats, threads, tokenize=True)
 
@@ -48,7 +57,9 @@ def body_of(text: str) -> bytes:
     return msgspec.json.encode({"model": "bench", "prompt": text})
 
 
-def large_body(megabytes: float, seed: int) -> bytes:
+def large_body(kind: str, megabytes: float, seed: int) -> bytes:
+    if kind == "lists":
+        return msgspec.json.encode({"model": "bench", "prompt": f"a prompt {seed}", "messages": [[]] * (MAX_OBJECTS - 100)})
     chance = random.Random(seed)
     return body_of("".join(chr(chance.randrange(0x4E00, 0x9FA5)) for _ in range(int(megabytes * 1e6 / 3))))
 
@@ -60,10 +71,18 @@ async def read_all(side: str, bodies: list[bytes], thread_count: int) -> dict[st
     prompts = make_prompts(threads)
     loop = asyncio.get_running_loop()
 
-    async def read(body: bytes) -> Prompt:
+    async def read(body: bytes, tenant: str) -> Prompt:
         if side == SIDES[1]:
-            return await prompts.read(COMPLETIONS, body)
-        return await loop.run_in_executor(threads, prompts._read, COMPLETIONS, body, lambda salt: salt, "")
+            return await prompts.read(COMPLETIONS, body, tenant=tenant)
+        return await loop.run_in_executor(threads, prompts._read, COMPLETIONS, body, lambda salt: salt, "", check_json(body, TOKENS))
+
+    peak = 0.0
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, resident_mib())
+            await asyncio.sleep(0.02)
 
     async def read_short() -> None:
         while True:
@@ -72,34 +91,43 @@ async def read_all(side: str, bodies: list[bytes], thread_count: int) -> dict[st
             delays.append(1000 * (time.perf_counter() - began))
             await asyncio.sleep(SHORT_INTERVAL)
 
-    await prompts.read(COMPLETIONS, body_of(SHORT))
+    for _ in range(2):  # both processes start
+        await asyncio.gather(*(read(body_of(f"{tenant} {'long ' * LARGE}"), str(tenant)) for tenant in range(2)))
+    watching = asyncio.create_task(watch())
     before, began, short = resident_mib(), time.perf_counter(), asyncio.create_task(read_short())
-    found = await asyncio.gather(*map(read, bodies))
+    found = await asyncio.gather(*(read(body, str(number)) for number, body in enumerate(bodies)))
     seconds = time.perf_counter() - began
     short.cancel()
-    assert all(prompt.length > 1000 for prompt in found)
+    watching.cancel()
+    assert all(prompt.length for prompt in found)
+    after = resident_mib()
+    prompts.close()
     threads.shutdown()
     return {
         "before MiB": before,
-        "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "after MiB": resident_mib(),
+        "peak MiB": peak,
+        "after MiB": after,
         "all done after s": seconds,
         "short prompt waits ms": max(delays),
     }
 
 
 def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+    """Return the resident memory of this process and its children."""
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ("self", *children))
+    return pages * resource.getpagesize() / MIB
 
 
 def measure(side: str, options: argparse.Namespace, seed: int) -> dict[str, float]:
-    bodies = [large_body(options.megabytes, seed * options.bodies + number) for number in range(options.bodies)]
+    bodies = [large_body(options.kind, options.megabytes, seed * options.bodies + number) for number in range(options.bodies)]
     return asyncio.run(read_all(side, bodies, options.threads))
 
 
 def main() -> None:
     """Print a table, and write JSON where asked."""
     parser = make_parser(__name__, __doc__)
+    parser.add_argument("--kind", choices=("text", "lists"), default="text")
     parser.add_argument("--bodies", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=1.5, help="size of a body")
     parser.add_argument("--threads", type=int, default=4, help="threads that read prompts; a router has two to four")

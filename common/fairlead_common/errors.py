@@ -11,8 +11,8 @@ class PromptError(ValueError):
 
 
 class PromptTooLong(PromptError):
-    """The prompt has more than `max_tokens` tokens and was not tokenized. `min_tokens`: a lower bound of its tokens."""
+    """The prompt has more than `max_tokens` tokens. `min_tokens`: a lower bound of its tokens. `computed`: tokens computed to find it."""
 
-    def __init__(self, field: str, min_tokens: int, max_tokens: int) -> None:
+    def __init__(self, field: str, min_tokens: int, max_tokens: int, computed: int = 0) -> None:
         super().__init__(field, f"has at least {min_tokens} tokens, and at most {max_tokens} are allowed")
-        self.min_tokens, self.max_tokens = min_tokens, max_tokens
+        self.min_tokens, self.max_tokens, self.computed = min_tokens, max_tokens, computed

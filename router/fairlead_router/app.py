@@ -163,7 +163,7 @@ class App:
                 await call.read_body(request, self._router.config.max_body_bytes)
             table = self._router.table
             if not table.any_usable() and not table.last_runtime:  # another engine has other fields
-                await self._router.prompts.validate(path, call.body)
+                await self._router.prompts.validate(path, call.body, call.caller.tenant.name)
             if path in PROMPTED:
                 prompt = await self._prompt(call)
                 self._router.demand.request_started(0 if call.is_best_effort else prompt.length)
@@ -172,6 +172,8 @@ class App:
                     raise await self._router.redirector.redirect(call, prompt)
                 await handler.forward(call, prompt, reply)
             else:
+                assert call.account is not None
+                await self._router.prompts.check_size(call.body, call.account.use)
                 self._router.demand.request_started()
                 counted = True
                 await handler.forward_unprompted(call, reply)
@@ -262,7 +264,9 @@ class App:
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
         with call.span.child("tokenize"):
-            prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
+            assert call.account is not None
+            tenant, pay = call.caller.tenant.name, call.account.use
+            prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, tenant, pay)
             if call.path == CHAT:
                 prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)

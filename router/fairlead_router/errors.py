@@ -28,12 +28,12 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.headers = headers or []
-        self._kind, self._param = kind, param
+        self.param, self._kind = param, kind
         self.body = error_body(message, kind, param, code)
 
     def document(self, path: str) -> bytes:
         """Return the error in the format of the API that `path` belongs to."""
-        return error_body(str(self), self._kind, self._param, self.code, path, self.status)
+        return error_body(str(self), self._kind, self.param, self.code, path, self.status)
 
 
 def error_body(

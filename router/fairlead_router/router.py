@@ -146,6 +146,7 @@ class Router:
         if self.lookups is not None:
             await self.lookups.close()
         await self._routing_policy.close()
+        self.prompts.close()
         for worker in self.table:
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -11,6 +11,7 @@ from tests.common.test_encoder import CHATML
 from tests.common.tokenizers_made_here import KINDS, SPECIAL, format_of
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from fairlead_common.prompts import encoder as encoder_module
 from fairlead_common.prompts.encoder import PromptEncoder, PromptTooLong
 from fairlead_common.prompts.min_tokens import MinTokenCounter
 
@@ -112,3 +113,52 @@ def test_a_text_that_is_certainly_too_long_is_not_tokenized(monkeypatch: pytest.
     with pytest.raises(PromptTooLong) as refused:
         made.encode_chat([{"role": "user", "content": long}], max_tokens=100)
     assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize(("kind", "normalizer", "splitter"), TOKENIZERS, ids=[" ".join(filter(None, one)) for one in TOKENIZERS])
+@settings(deadline=None, max_examples=8)
+@given(parts=texts)
+@example(parts=["! ?"])
+@example(parts=["-"])
+@example(parts=["a"])
+@example(parts=["a" * 150, " "])
+@example(parts=[" "])
+def test_a_text_that_fits_is_never_refused(kind: str, normalizer: str, splitter: str, parts: list[str]) -> None:
+    """Also where cuts fall into long words, which some tokenizers give up whole."""
+    made, text = encoder(kind, normalizer, splitter), "".join(parts) or "x"
+    text *= 1 + 3 * encoder_module.PIECE // len(text)
+    tokens = made.encode_text(text, add_special_tokens=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder_module, "SPARSE", 0)
+        assert made.encode_text(text, add_special_tokens=False, max_tokens=max(1, len(tokens))) == tokens
+
+
+@pytest.mark.parametrize("text", ["! ?", "-=", "\n\t", "漢", "🙂", "é ", "- "])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_of_any_characters_is_refused_after_few_tokens(kind: str, text: str) -> None:
+    made = encoder(kind)
+    whole = len(made.encode_text(text * 20_000, add_special_tokens=False))
+    most = whole // 20
+    if most < 100:
+        return  # this tokenizer drops these characters or joins them
+    computed = 0
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(tokenizer, name)
+
+        def encode_batch_fast(self, given: list[str], **options: bool) -> object:
+            nonlocal computed
+            found = tokenizer.encode_batch_fast(given, **options)
+            computed += sum(map(len, found))
+            return found
+
+    tokenizer = made._tokenizer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "_tokenizer", Counting())
+        patch.setattr(encoder_module, "SPARSE", 0)
+        patch.setattr(encoder_module, "PIECE", 256)
+        with pytest.raises(PromptTooLong) as refused:
+            made.encode_text(text * 20_000, add_special_tokens=False, max_tokens=most)
+    assert refused.value.min_tokens <= whole
+    assert computed <= 2 * most + 256 + 4 * 256 < whole

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fairlead_common.json_size import JsonTooLarge, check_json
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_index.hashing import Tokens, tokens_from_bytes
 from fairlead_index.salts import cache_salt
@@ -43,13 +44,13 @@ class EngineBody:
     """The client did not ask for the stream's usage event."""
 
 
-def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes) -> EngineBody:
-    """Return the engine's body of a request. Raises Refused."""
+def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes, max_tokens: int = 0) -> EngineBody:
+    """Return the engine's body of a request. `max_tokens`: of the longest prompt. Raises Refused."""
     tokens, body = _split_tokens(headers.get(TOKENS), body)
     salt = headers.get(SALT, "")
     if not re.fullmatch("[0-9a-f]{0,64}", salt):
         raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
-    fields = decode_fields(body)
+    fields = decode_fields(body, max_tokens)
     given, model = _text(fields.get("cache_salt")), _text(fields.get("model"))
     salt = salt or (cache_salt(b"", "", given) if given else "")
     changes: dict[str, object] = {}
@@ -79,13 +80,16 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str,
     return EngineBody(body, tokens, model, salt, priority, stream, adds_usage, hides_usage)
 
 
-def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """Return the fields of a body. Raises Refused.
+def decode_fields(body: bytes, max_tokens: int) -> dict[str, msgspec.Raw]:
+    """Return the fields of a body. `max_tokens`: token ids of the longest prompt. Raises Refused.
 
     Engines read more than JSON, such as NaN and UTF-16. Such a body would reach the engine without its salt, and unchecked.
     """
     try:
+        check_json(body, max_tokens)
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except JsonTooLarge as error:
+        raise Refused(400, f"the body is too large to decode: {error}") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error
 

@@ -40,6 +40,8 @@ _HOP_BY_HOP = frozenset(
         "expect",  # answered here
     )
 )
+MAX_TOKENS = 1 << 20
+"""Longest prompt of an engine whose context length is not known."""
 _LORA = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _UNKNOWN_PATH = (b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}')
 """FastAPI's answers for a path that an engine does not have. A model that it does not have gets another document."""
@@ -65,11 +67,11 @@ class Forwarder:
         with agent.track_request():
             try:
                 raw = await read_body(request, agent.config.max_body_bytes)
-                body = EngineBody(raw)
+                body, longest = EngineBody(raw), agent.format.max_model_len if agent.format is not None else MAX_TOKENS
                 if path in COMPUTED:
-                    body = build_body(path, request.headers, raw, agent.config.runtime, agent.takes)
+                    body = build_body(path, request.headers, raw, agent.config.runtime, agent.takes, longest)
                 elif raw and path in INFERENCE:
-                    decode_fields(raw)
+                    decode_fields(raw, longest)
                 if body.data and path in INFERENCE:
                     self._remotes.check(body.data)
             except RemoteRefused as error:

@@ -24,6 +24,10 @@ __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
 CACHED_FROM = 1024
 """Characters from which a text's parts are looked up in the cache. Tokenizing a shorter text costs no more than the look-up."""
+SPARSE = 6
+"""Characters for each allowed token from which a text is first tokenized in pieces. Prose has 4 to 5 for each token, code 3."""
+PIECE = 1 << 14
+"""Characters of a piece. A cut changes the tokens of some words beside it."""
 BATCHED_FROM = 4096
 """Tokens from which text is decoded without the GIL: a million tokens would block other threads for 0.2 s."""
 
@@ -105,14 +109,14 @@ class PromptEncoder:
     def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", max_tokens: int | None = None) -> "array[int]":
         """Return the token ids of a text, by default with the tokenizer's own special tokens around it (bos, ...).
 
-        `scope` divides the cache: texts cached in one scope are neither found nor faster in another. A text whose lower bound exceeds
-        `max_tokens` raises PromptTooLong before tokenization; any other text is tokenized whole, whatever its length.
+        `scope` divides the cache: texts cached in one scope are neither found nor faster in another. A text that is certainly longer than
+        `max_tokens` raises PromptTooLong after at most twice as many tokens; any other text is tokenized whole.
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
-        if max_tokens is not None and len(text) > max_tokens and (min_tokens := self._min_tokens.count(text)) > max_tokens:
-            raise PromptTooLong("prompt", min_tokens, max_tokens)
         try:
+            if max_tokens is not None and len(text) > max_tokens:
+                self._check_length(text, max_tokens)
             if self._cache is None or self._points is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms. "fast" leaves out the offsets.
                 (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -123,8 +127,26 @@ class PromptEncoder:
                 tokens += part
             tokens.extend(after)
             return tokens
+        except PromptTooLong:
+            raise
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
             raise PromptError("prompt", f"cannot be tokenized: {truncate(error)}") from error
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Raise PromptTooLong for a text that is certainly too long: by its letters and digits, or by its pieces.
+
+        Only the words beside a cut differ from the whole text's, so pieces with twice the allowed tokens leave no doubt for any text.
+        """
+        if (min_tokens := self._min_tokens.count(text)) > max_tokens:
+            raise PromptTooLong("prompt", min_tokens, max_tokens)
+        if len(text) <= SPARSE * max_tokens:
+            return
+        count = 0
+        for start in range(0, len(text), PIECE):
+            (encoding,) = self._tokenizer.encode_batch_fast([text[start : start + PIECE]], add_special_tokens=False)
+            count += len(encoding)
+            if count > 2 * max_tokens + PIECE:
+                raise PromptTooLong("prompt", count // 2, max_tokens, count)
 
     def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
         """Return the token ids of a text's parts. Parts not in the cache are tokenized, each once, in one batch."""
@@ -160,7 +182,7 @@ class PromptEncoder:
         try:
             return self.encode_text(text, add_special_tokens, scope, max_tokens)
         except PromptTooLong as error:
-            raise PromptTooLong("messages", error.min_tokens, error.max_tokens) from error
+            raise PromptTooLong("messages", error.min_tokens, error.max_tokens, error.computed) from error
         except PromptError as error:
             raise PromptError("messages", error.reason) from error
 

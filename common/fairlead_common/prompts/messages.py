@@ -5,6 +5,7 @@ import re
 from typing import Any, Literal
 
 from fairlead_common.errors import PromptError
+from fairlead_common.json_size import MAX_OBJECTS, JsonSize, check_json
 from fairlead_common.prompts.chat_template import ChatTemplate
 from fairlead_common.truncate import quote
 
@@ -54,9 +55,10 @@ class ChatRenderer:
             raise PromptError("messages", f"must be a list of messages, not {json_type(messages)}")
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
-        return [self._normalize_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+        budget = _ArgumentBudget()
+        return [self._normalize_message(message, f"messages[{at}]", budget) for at, message in enumerate(messages)]
 
-    def _normalize_message(self, message: Any, where: str) -> dict[str, Any]:
+    def _normalize_message(self, message: Any, where: str, budget: "_ArgumentBudget") -> dict[str, Any]:
         if not isinstance(message, dict):
             raise PromptError(where, f"must be an object with role and content, not {json_type(message)}")
         role = message.get("role")
@@ -79,7 +81,7 @@ class ChatRenderer:
         else:  # an assistant's message with reasoning alone; many templates fail without content
             normal["content"] = self._normalize_content("", f"{where}.content")
         if "tool_calls" in normal:
-            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_object_arguments)
+            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_object_arguments, budget)
         return normal
 
     def _normalize_content(self, content: Any, where: str) -> Any:
@@ -174,7 +176,21 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
-def _tool_calls(calls: Any, where: str, takes_object_arguments: bool) -> list[Any]:
+class _ArgumentBudget:
+    """Bound on the JSON in the strings of all tool calls of a request, which its own size does not count."""
+
+    def __init__(self) -> None:
+        self._left = MAX_OBJECTS
+
+    def spend(self, size: JsonSize) -> None:
+        """Raise PromptError once the strings have too many objects together."""
+        self._left -= size.objects
+        if self._left < 0:
+            reason = f"the arguments of the tool calls have more than {MAX_OBJECTS} JSON objects, lists and keys: send fewer"
+            raise PromptError("messages", reason)
+
+
+def _tool_calls(calls: Any, where: str, takes_object_arguments: bool, budget: _ArgumentBudget) -> list[Any]:
     """Validate tool calls and convert their arguments. OpenAI sends a JSON string; most templates expect the object in it."""
     if not isinstance(calls, list):
         raise PromptError(where, f"must be a list, not {json_type(calls)}")
@@ -186,17 +202,20 @@ def _tool_calls(calls: Any, where: str, takes_object_arguments: bool) -> list[An
         if isinstance(function, dict):
             given = function.get("arguments")
             if isinstance(given, str) and takes_object_arguments:
-                call = {**call, "function": {**function, "arguments": _arguments(given)}}
+                call = {**call, "function": {**function, "arguments": _arguments(given, budget)}}
             elif isinstance(given, dict) and not takes_object_arguments:
                 call = {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
         normal.append(call)
     return normal
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str, budget: _ArgumentBudget) -> Any:
     try:
+        budget.spend(check_json(text.encode(errors="replace")))
         value = json.loads(text) if text.strip() else {}
-    except ValueError:
+    except PromptError:
+        raise
+    except (ValueError, RecursionError):
         return text  # a model may have written invalid JSON; the template shows it unchanged
     return value if isinstance(value, dict) else text
 

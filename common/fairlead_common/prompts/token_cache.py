@@ -64,6 +64,12 @@ class TokenCache:
                 oldest, dropped = self._entries.popitem(last=False)
                 self.bytes -= _size(oldest, dropped)
 
+    def count(self, hit_tokens: int, missed_tokens: int) -> None:
+        """Add what a cache of another process found and missed."""
+        with self._lock:
+            self.hit_tokens += hit_tokens
+            self.missed_tokens += missed_tokens
+
 
 def _size(key: Key, ids: "array[int]") -> int:
     return ENTRY_OVERHEAD + sys.getsizeof(key.text) + sys.getsizeof(ids)

@@ -164,6 +164,10 @@ class PromptFormats:
         """Return all formats of the workers."""
         return self._known.values()
 
+    def longest_prompt(self) -> int:
+        """Return the longest context of any format, in tokens; 0 without one."""
+        return max((known.format.max_model_len for known in self._known.values()), default=0)
+
     def find(self, tag: str) -> KnownFormat | None:
         return self._known.get(tag)
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from fairlead_common.fair_slots import FairSlots
 from fairlead_index.groups import create_reader
 from fairlead_router.errors import overloaded
-from fairlead_router.request.fair_lock import FairLock
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
 from fairlead_router.routing.ranking import Ranking
@@ -26,7 +26,7 @@ class IndexLookups:
     """Reads on behalf of clients. Each runs in its tenant's `turn`."""
 
     def __init__(self, policy: PrefixAware, index: IndexConfig) -> None:
-        self._policy, self._lock = policy, FairLock()
+        self._policy, self._slots = policy, FairSlots(1)
         self._reader = create_reader(index.redis, index.namespace, index.groups, policy.trust, REPLY_SECONDS)
 
     @asynccontextmanager
@@ -34,13 +34,13 @@ class IndexLookups:
         """Hold the tenant's turn. Raises ApiError 429 after TURN_SECONDS behind other reads."""
         try:
             async with asyncio.timeout(TURN_SECONDS):
-                await self._lock.acquire(tenant)
+                slot = await self._slots.acquire(tenant)
         except TimeoutError:
             raise overloaded("Too many queries of the index wait. Try again in 1 s.", 1) from None
         try:
             yield
         finally:
-            self._lock.release()
+            self._slots.release(tenant, slot)
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""

@@ -1,24 +1,18 @@
 """`POST /fairlead/score`: where a request would go now, and each term of the score. Nothing is sent or reserved."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.request.validation import DECODING, decode_error
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.upstream_request import build_routing_request
 from fairlead_router.tenancy.tenants import Caller
 
 PATH: Final = "/fairlead/score"
-
-
-class _Body(msgspec.Struct):
-    messages: Any = None
 
 
 class ScorePage:
@@ -27,19 +21,14 @@ class ScorePage:
     def __init__(self, prompts: Prompts, table: WorkerTable, policy: PrefixAware | None, lookups: IndexLookups | None, name: str) -> None:
         """`name`: of the router's policy."""
         self._prompts, self._table, self._policy, self._lookups, self._name = prompts, table, policy, lookups, name
-        self._decoder = msgspec.json.Decoder(_Body)
 
     async def answer(self, raw: bytes, caller: Caller) -> bytes:
         """Return the ranking of a completion's or a chat's body, as if `caller` sent it. Raises ApiError."""
         if self._policy is None:
             message = f"Policy {self._name} has no score: only PrefixAware compares workers by one."
             raise ApiError(501, message, kind="server_error", code="no_score")
-        try:
-            path = COMPLETIONS if self._decoder.decode(raw).messages is None else CHAT
-        except DECODING as error:
-            raise decode_error(error) from None
         tenant = caller.tenant.name
-        prompt = await self._prompts.read(path, raw, caller.salt, "", tenant)
+        prompt = await self._prompts.read("", raw, caller.salt, "", tenant)
         request = build_routing_request(prompt, caller, "")
         if self._lookups is None:
             ranking = await self._policy.rank(request)

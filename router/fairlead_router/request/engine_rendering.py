@@ -16,7 +16,7 @@ import msgspec
 from fairlead_common.memory import LARGE
 from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.request.prompts import Prompt, Prompts
+from fairlead_router.request.prompts import THREAD_OBJECTS, Prompt, Prompts
 from fairlead_router.wire.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class EngineRendering:
 
     async def correct(self, body: bytes, prompt: Prompt) -> Prompt:
         """Return a chat's prompt with the engines' own tokens, where they are known to differ."""
-        if prompt.tokens is None or len(body) > LARGE or not (engines := list(self._engines(prompt))):
+        if prompt.tokens is None or prompt.objects > THREAD_OBJECTS or len(body) > LARGE or not (engines := list(self._engines(prompt))):
             return prompt
         chat = msgspec.json.decode(body, type=_Chat)
         shape, request = _shape(chat), _tokenize_body(chat)

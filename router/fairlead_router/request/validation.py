@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fairlead_common.json_size import JsonTooLarge
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
@@ -71,8 +72,12 @@ def decode_error(error: Exception) -> ApiError:
     return ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json")
 
 
+def too_large(error: JsonTooLarge) -> ApiError:
+    return ApiError(400, f"The request body is too large to decode: {error}.", code="request_too_large")
+
+
 def check(path: str, raw: bytes) -> None:
-    """Raise ApiError 400 for a body that no worker would accept."""
+    """Raise ApiError 400 for a body that no worker would accept. Its size is one that `check_json` allows."""
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
         if needs_conversion(path):

@@ -105,12 +105,12 @@ class RequestHandler:
         account.serve(tokens)
 
     def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
-        """Charge the expected tokens of a request of `size` bytes. Raises ApiError 429 when the tenant's bucket has too few."""
+        """Charge the expected tokens of a request of `size` bytes that was read. Raises ApiError 429 when the bucket has too few."""
         params = prompt.params
         # With several prompts, only the first was tokenized.
         tokens = prompt.length if params.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
-        charge = Charge(account, tokens, params.max_output, params.sequences)
-        self._admit(account, charge.expected)
+        charge = Charge(account, tokens, params.max_output, params.sequences, prompt.price)
+        self._admit(account, charge.expected, charge.paid)
         charge.take()
         return charge
 
@@ -134,6 +134,7 @@ class RequestHandler:
         call.service_class = None
         prompt = estimate_prompt(len(call.body), call.caller.salt(""))  # the worker's token cache is separate for each tenant too
         if call.body:
+            call.account.use(prompt.price)
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
         call.worker_headers = worker_headers(prompt, call.caller) + self._stored_response_headers(call)
@@ -178,9 +179,9 @@ class RequestHandler:
             if difference and ticket.is_charged:
                 account.serve(difference)
 
-    def _admit(self, account: Account, cost: float) -> None:
+    def _admit(self, account: Account, cost: float, paid: float = 0.0) -> None:
         try:
-            account.check(cost)
+            account.check(cost, paid)
         except ApiError:
             self._metrics.refused.labels("quota").inc()
             raise

@@ -78,11 +78,14 @@ class Account:
         each = self._output if max_output is None else min(self._output, max_output)
         return prompt + each * choices
 
-    def check(self, cost: float) -> None:
-        """Raise ApiError 429 unless the bucket holds `cost` or is full: a cost larger than the bucket leaves it in debt."""
+    def check(self, cost: float, paid: float = 0.0) -> None:
+        """Raise ApiError 429 unless the bucket holds `cost` or is full: a cost larger than the bucket leaves it in debt.
+
+        `paid`: tokens of the cost that were taken already.
+        """
         if not self.is_limited:
             return
-        lacking = min(cost, self.capacity) - self.refill()
+        lacking = min(cost, self.capacity) - paid - self.refill()
         if lacking <= 0:
             return
         seconds = max(1, math.ceil(lacking / (self.tenant.rate * self._share())))

@@ -14,6 +14,7 @@ import pytest
 from tests.agent.conftest import eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
+from tests.common.test_json_size import BOMBS
 from tests.servers.redis_server import free_port
 
 from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
@@ -229,6 +230,14 @@ async def test_a_body_that_is_too_long_is_refused_in_the_form_of_the_api(tmp_pat
         answer = await agent.complete("x" * 4096)
         assert answer.status_code == 413
         assert "2048 bytes (--max-body-bytes)" in answer.json()["error"]["message"]
+
+
+async def test_a_body_with_too_many_nodes_does_not_reach_the_engine(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        for kind, bomb in BOMBS.items():
+            answer = await agent.client.post("/v1/completions", content=bomb)
+            assert answer.status_code == 400 and "the body is too large to decode" in answer.json()["error"]["message"], kind
+        assert not engine.bodies
 
 
 async def test_a_target_that_is_no_path_is_refused(tmp_path: Path) -> None:

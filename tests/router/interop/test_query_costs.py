@@ -17,13 +17,13 @@ from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, key_file
 from tests.router.tenancy.test_quota import level
 from tests.servers.redis_server import RedisServer
 
+from fairlead_common.fair_slots import FairSlots
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
 from fairlead_router.errors import ApiError
 from fairlead_router.interop import index_lookups
 from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.interop.queries import _frequencies, _hash
-from fairlead_router.request.fair_lock import FairLock
 from fairlead_router.routing.prefix_aware import PrefixAware
 
 SPACE = "tests/query-costs"
@@ -146,7 +146,7 @@ async def test_a_query_is_paid_for_whatever_the_answer(fleet: Fleet, tmp_path: P
 
 async def test_tenants_take_turns_and_no_query_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     lookups = IndexLookups.__new__(IndexLookups)
-    lookups._lock = FairLock()
+    lookups._slots = FairSlots(1)
     order: list[str] = []
     release = asyncio.Event()
 

@@ -1,134 +1,213 @@
-"""Prompts that are expensive to tokenize: one at a time, fairly between tenants, without delaying short prompts."""
+"""Bodies that are expensive to read: in other processes, fairly between tenants, bounded, and paid for."""
 
 import asyncio
-import threading
+import contextlib
+import gc
+import json
+import os
+import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.router.harness import Fleet, eventually
-from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
+from tests.common.test_json_size import BOMBS
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.prompt_format import make_format
+from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
+from tests.router.tenancy.test_quota import level
 
+from fairlead_common.json_size import check_json
 from fairlead_common.memory import LARGE
-from fairlead_router.request.fair_lock import FairLock
-from fairlead_router.request.prompts import INLINE_BYTES, Prompt, Prompts
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES
+from fairlead_index.hashing import block_hashes, prompt_root
+from fairlead_router.errors import ApiError
+from fairlead_router.request import body as body_module
+from fairlead_router.request import prompts, validation
+from fairlead_router.request.prompts import INLINE_BYTES, THREAD_OBJECTS, Prompt, Prompts
 
 LONG, SHORT = "界" * (LARGE // 3 + 100), "short " * (INLINE_BYTES // 3)
-
-
-class BlockingReader:
-    """Replaces `Prompts._read`: large bodies wait in their thread until `proceed` is set."""
-
-    def __init__(self) -> None:
-        self.proceed = threading.Event()
-        self.order: list[str] = []
-        self.active = self.max_active = 0
-        self._lock = threading.Lock()
-        self._real = Prompts._read
-
-    def __get__(self, prompts: Any, kind: Any = None) -> Any:
-        def read(path: str, raw: bytes, *rest: Any) -> Prompt:
-            if len(raw) <= LARGE:
-                return self._real(prompts, path, raw, *rest)
-            with self._lock:
-                self.order.append(raw[raw.index(b"<") + 1 : raw.index(b">")].decode())
-                self.active += 1
-                self.max_active = max(self.max_active, self.active)
-            try:
-                assert self.proceed.wait(60)
-                return self._real(prompts, path, raw, *rest)
-            finally:
-                with self._lock:
-                    self.active -= 1
-
-        return read
+RICH = {"anna": {"tokensPerMinute": 60, "burstTokens": 10_000_000}, "boris": {}}
+"""One token per second: the bucket does not refill within a test."""
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> BlockingReader:
-    reader = BlockingReader()
-    monkeypatch.setattr(Prompts, "_read", reader)
-    return reader
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the bodies that this process, the event loop's, decodes."""
+    sizes = list[int]()
+    read, check = body_module.read_fields, validation.check
+
+    def read_fields(path: str, raw: bytes, *rest: Any) -> Any:
+        sizes.append(len(raw))
+        return read(path, raw, *rest)
+
+    def check_fields(path: str, raw: bytes) -> None:
+        sizes.append(len(raw))
+        check(path, raw)
+
+    monkeypatch.setattr(prompts, "read_fields", read_fields)
+    monkeypatch.setattr(validation, "check", check_fields)
+    return sizes
 
 
-async def test_large_bodies_are_tokenized_one_at_a_time_beside_short_ones(fleet: Fleet, tmp_path: Path, reader: BlockingReader) -> None:
+def pids(router: RunningRouter) -> list[int]:
+    return router.server.router.prompts._pool.pids
+
+
+async def post(router: RunningRouter, path: str, content: bytes, key: str = ANNA) -> httpx.Response:
+    return await router.client.post(path, content=content, headers=bearer(key) | {"content-type": "application/json"})
+
+
+HEAVY = {
+    "text": {"prompt": LONG},
+    "lists": {"prompt": "x", "messages": [[]] * (THREAD_OBJECTS + 1)},
+    "objects": {"prompt": "x", "metadata": [{}] * (THREAD_OBJECTS + 1)},
+    "keys": {"prompt": "x", **{f"key {number}": 0 for number in range(THREAD_OBJECTS + 1)}},
+    "token ids": {"prompt": [65] * LARGE},
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+async def test_an_expensive_body_is_read_in_another_process_with_the_same_result(
+    fleet: Fleet, tmp_path: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made = list[Prompt]()
+    read = Prompts.read
+
+    async def watched(*arguments: Any) -> Prompt:
+        made.append(await read(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(Prompts, "read", watched)
     router, worker = await guarded(fleet, tmp_path)
-    turns = router.server.router.prompts._large_body_lock
-    asking = [asyncio.create_task(ask(router, ANNA, f"<anna {number}>{LONG}")) for number in range(4)]
-    try:
-        await eventually(lambda: len(reader.order) == 1 and len(turns._waiting.get("anna", ())) == 3, "one is read, three wait")
-        asking.append(asyncio.create_task(ask(router, BORIS, f"<boris 0>{LONG}")))
-        await eventually(lambda: "boris" in turns._waiting, "and one of another tenant")
-        for _ in range(8):
-            answer = await asyncio.wait_for(ask(router, BORIS, SHORT), 20)
-            assert answer.status_code == 200
-        assert len(reader.order) == 1 and len(worker.received) == 8
-        asking[0].cancel()  # its client disconnects, and the thread goes on
-        await eventually(lambda: not router.server._running_tasks() or len(router.server._running_tasks()) == 4, "its request has ended")
-        assert len(reader.order) == 1, "the lock is still held"
-    finally:
-        reader.proceed.set()
-    answers = await asyncio.gather(*asking[1:])
-    assert {answer.status_code for answer in answers} == {200} and reader.max_active == 1
-    assert [name.split()[0] for name in reader.order] == ["anna", "anna", "boris", "anna", "anna"], "tenants alternate"
+    raw = json.dumps(HEAVY[kind]).encode()
+    assert (await post(router, COMPLETIONS, raw)).status_code == 200
+    assert not [size for size in decoded if size == len(raw)]
+    (request,), (prompt,), format = worker.received, made, make_format()
+    expected = router.server.router.prompts._read(COMPLETIONS, raw, lambda given: prompt.salt, "", check_json(raw, 1 << 20))
+    assert prompt == expected and prompt.tokens
+    assert list(prompt.hashes) == list(block_hashes(prompt_root(format, "", prompt.salt), prompt.tokens, format.block_tokens))
+    assert request.json == HEAVY[kind], "the worker gets the client's own body"
 
 
-async def test_a_large_body_that_is_refused_releases_the_lock(fleet: Fleet, tmp_path: Path) -> None:
+async def test_ordinary_bodies_start_no_process(fleet: Fleet, tmp_path: Path) -> None:
     router, _ = await guarded(fleet, tmp_path)
-    answers = await asyncio.gather(*(ask(router, ANNA, LONG, model="nobody") for _ in range(3)), ask(router, ANNA, LONG))
-    assert [answer.status_code for answer in answers] == [404, 404, 404, 200]
-    assert not router.server.router.prompts._large_body_lock._is_locked
+    code = "".join(f'{{"a": [{number}, "b:c"]}}\n' for number in range(THREAD_OBJECTS))  # brackets and colons in a string cost nothing
+    for prompt in ("hello", SHORT, "word " * 20_000, code):
+        assert (await ask(router, ANNA, prompt)).status_code == 200
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}] * 300
+    assert (await router.client.post(CHAT, json={"messages": messages}, headers=bearer(ANNA))).status_code == 200
+    assert not pids(router)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12))
-def test_the_fair_lock_alternates_tenants_and_loses_no_waiter(asked: list[tuple[str, bool]]) -> None:
-    """`asked`: for each waiter, its tenant and whether it is cancelled while it waits."""
-
-    async def play() -> None:
-        turns, came = FairLock(), []
-        await turns.acquire("first")
-
-        async def take(number: int, tenant: str) -> None:
-            await turns.acquire(tenant)
-            came.append((tenant, number))
-
-        waiting = []
-        for number, (tenant, _) in enumerate(asked):
-            waiting.append(asyncio.create_task(take(number, tenant)))
-            await asyncio.sleep(0)
-        for task, (_, cancelled) in zip(waiting, asked, strict=True):
-            if cancelled:
-                task.cancel()
-        stay = [(tenant, number) for number, (tenant, cancelled) in enumerate(asked) if not cancelled]
-        await asyncio.sleep(0)
-        for count in range(len(stay)):
-            assert len(came) == count
-            turns.release()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert sorted(came) == sorted(stay)
-        for tenant in "abc":
-            mine = [number for other, number in came if other == tenant]
-            assert mine == sorted(mine), "first come, first served within a tenant"
-        for at in range(1, len(came)):
-            left = {tenant for tenant, _ in came[at:]}
-            assert came[at][0] != came[at - 1][0] or left == {came[at][0]}, "the same tenant twice only while no other waits"
-        turns.release()
-        await asyncio.wait_for(turns.acquire("last"), 1)
-
-    asyncio.run(play())
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, MESSAGES, RESPONSES, EMBEDDINGS, "/tokenize", "/detokenize", COUNT_TOKENS])
+async def test_a_body_with_too_many_nodes_is_refused_and_paid_for(fleet: Fleet, tmp_path: Path, decoded: list[int], path: str) -> None:
+    router, worker = await guarded(fleet, tmp_path, RICH)
+    assert (await ask(router, ANNA)).status_code == 200
+    worker.received.clear()
+    for kind, bomb in BOMBS.items():
+        before = level(router)
+        refused = await post(router, path, bomb)
+        assert refused.status_code == 400, (kind, refused.text)
+        error = refused.json()["error"]
+        assert "at most" in error["message"] or "more than" in error["message"], kind
+        assert before - level(router) > len(bomb) / 10_000, kind
+    large = {len(bomb) for bomb in BOMBS.values() if len(bomb) > LARGE}
+    assert not large & set(decoded) and not worker.received
 
 
-async def test_a_lock_granted_to_a_cancelled_waiter_goes_to_the_next() -> None:
-    turns = FairLock()
-    await turns.acquire("a")
-    second = asyncio.create_task(turns.acquire("a"))
-    third = asyncio.create_task(turns.acquire("b"))
-    await asyncio.sleep(0)
-    turns.release()
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    await asyncio.wait_for(third, 1)
+async def test_a_body_with_too_many_nodes_is_refused_without_a_worker(fleet: Fleet, tmp_path: Path, decoded: list[int]) -> None:
+    router = await fleet.router(ready_without_workers=True, workers="static://127.0.0.1:9", ready=0)
+    refused = await router.client.post(COMPLETIONS, content=BOMBS["lists"])
+    assert refused.status_code == 400 and "65536" in refused.json()["error"]["message"] and not decoded
+    missing = await router.client.post(COMPLETIONS, json={"user": LONG})
+    assert missing.status_code == 400 and missing.json()["error"]["param"] == "prompt" and not decoded
+
+
+async def test_a_tenants_large_bodies_delay_only_its_own(fleet: Fleet, tmp_path: Path) -> None:
+    """Anna's process is stopped while it reads, as if her text took for ever."""
+    router, worker = await guarded(fleet, tmp_path)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (hers,) = pids(router)
+    slots = router.server.router.prompts._pool._slots
+    os.kill(hers, signal.SIGSTOP)
+    try:
+        asking = [asyncio.create_task(ask(router, ANNA, f"{number}{LONG}")) for number in range(4)]
+        await eventually(lambda: len(slots._waiting.get("anna", ())) == 3, "one is read, three wait")
+        for prompt in (LONG, SHORT, f"2{LONG}"):
+            assert (await asyncio.wait_for(ask(router, BORIS, prompt), 30)).status_code == 200
+        assert (await asyncio.wait_for(ask(router, ANNA, SHORT), 30)).status_code == 200
+        assert len(worker.received) == 5 and len(pids(router)) == 2
+        asking[0].cancel()  # its client disconnects
+        await eventually(lambda: len(router.server._running_tasks()) == 3, "its request has ended")
+        assert len(slots._waiting["anna"]) == 3, "its body is still being read"
+    finally:
+        os.kill(hers, signal.SIGCONT)
+    assert {answer.status_code for answer in await asyncio.gather(*asking[1:])} == {200}
+
+
+async def test_a_body_that_takes_too_much_memory_is_refused_alone(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, RICH)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (first,), before = pids(router), level(router)
+    hungry = asyncio.create_task(ask(router, ANNA, "! ?" * 1_900_000))  # 150 bytes for each of 5.7 million tokens
+    assert (await ask(router, BORIS, SHORT)).status_code == 200
+    refused = await hungry
+    assert refused.status_code == 413 and refused.json()["error"]["code"] == "request_too_large"
+    assert before - level(router) > 1_000_000, "it has paid for the tokens"
+    assert first not in pids(router) and len(worker.received) == 2
+    assert (await ask(router, ANNA, LONG)).status_code == 200 and pids(router) != [first]
+
+
+async def test_a_process_that_was_killed_is_replaced(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (first,) = pids(router)
+    os.kill(first, signal.SIGSTOP)
+    asking = asyncio.create_task(ask(router, ANNA, LONG))
+    await eventually(lambda: "anna" in router.server.router.prompts._pool._slots._holders, "it is asked")
+    os.kill(first, signal.SIGXCPU)  # what the limit of CPU time sends
+    os.kill(first, signal.SIGCONT)
+    assert (await asking).status_code == 413
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    assert pids(router) != [first]
+
+
+async def test_a_dense_text_is_refused_after_twice_the_allowed_tokens(fleet: Fleet, tmp_path: Path) -> None:
+    """The worker refuses it in its own words, and the router has not tokenized the rest."""
+    format = msgspec.structs.replace(make_format(), max_model_len=1000)
+    worker = await fleet.worker(format=format)
+    router = await fleet.router(worker)
+    cache = router.server.router.formats.cache
+    assert (await router.complete("! ?" * 1_000_000)).status_code == 200
+    assert cache.missed_tokens == 0 and "x-fairlead-prompt-tokens" not in worker.received[0].headers
+
+
+async def test_a_refused_body_is_freed_without_a_garbage_collection(fleet: Fleet, tmp_path: Path) -> None:
+    """A router collects garbage rarely, and an exception that refers to itself would keep its request's body until then."""
+    router, _ = await guarded(fleet, tmp_path)
+    reader, paid = router.server.router.prompts, list[float]()
+    gc.disable()
+    try:
+        for body in (BOMBS["lists"], BOMBS["deep lists"]):
+            for read in (lambda body=body: reader.read(COMPLETIONS, body), lambda body=body: reader.check_size(body, paid.append)):
+                with contextlib.suppress(ApiError):
+                    try:
+                        await read()
+                    except ApiError as error:
+                        refusal = weakref.ref(error)
+                        raise
+                await eventually(lambda refusal=refusal: refusal() is None, "nothing refers to the exception", seconds=5)
+    finally:
+        gc.enable()
+
+
+async def test_the_processes_end_with_the_router(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (pid,) = pids(router)
+    router.server.router.prompts.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

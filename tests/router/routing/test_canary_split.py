@@ -20,7 +20,7 @@ from tests.router.test_process import router_process
 from tests.servers.redis_server import RedisServer
 
 from fairlead_common.canary_split import Durations, Split, SplitReport
-from fairlead_router.request.prompts import conversation_of
+from fairlead_router.request.body import conversation_of
 from fairlead_router.routing.canary_split import TOLERANCE, belongs_to_canary
 
 CANARY = {"canary": "new"}

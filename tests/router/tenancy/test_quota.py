@@ -76,7 +76,7 @@ async def test_a_request_that_was_retried_is_charged_once(fleet: Fleet, tmp_path
     assert await router.metric("fairlead_router_retries_total") >= 2, "some were sent to workers that died"
 
 
-async def test_uncomputed_requests_are_free_and_truncated_ones_are_estimated(fleet: Fleet, tmp_path: Path) -> None:
+async def test_uncomputed_requests_pay_for_their_reading_and_truncated_ones_are_estimated(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, SLOW)
 
     async def refuses(exchange: Exchange) -> None:
@@ -101,6 +101,48 @@ async def test_uncomputed_requests_are_free_and_truncated_ones_are_estimated(fle
             if got.count(b"word") == 100:
                 break
     await eventually(lambda: 800 < level(router) <= 901, "the events that came were charged")
+
+
+RICH = {"anna": {"tokensPerMinute": 60, "burstTokens": 200_000}, "boris": {}}
+
+
+@pytest.mark.parametrize("prompt", ["word " * 10_000, "word " * 100_000], ids=["in a thread", "in a process"])
+async def test_a_refused_request_pays_for_its_reading(fleet: Fleet, tmp_path: Path, prompt: str) -> None:
+    """A quarter of a token for each token that was tokenized, whoever refuses it; an answered one pays its tokens alone."""
+    router, worker = await guarded(fleet, tmp_path, RICH)
+    worker.behaviour = reports_usage(len(prompt), 10)
+    assert (await ask(router, ANNA, "hello", max_tokens=1)).status_code == 200
+    await eventually(lambda: level(router) < 200_000, "it is settled")
+    router.server.router.handler._accounts._accounts["anna"].level = 200_000
+
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.whole(400, {"error": {"message": "no"}})
+
+    price = len(prompt) / 4
+    worker.behaviour = refuses
+    assert (await ask(router, ANNA, prompt)).status_code == 400
+    await eventually(lambda: price <= 200_000 - level(router) < 1.05 * price + 10, "the tokens were computed in vain")
+    before = level(router)
+    assert (await ask(router, ANNA, prompt, model="nobody")).status_code == 404
+    assert 0 < before - level(router) < price / 10, "nothing was tokenized"
+
+
+async def test_a_request_as_large_as_the_bucket_is_admitted_although_its_reading_is_paid_first(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+    worker.behaviour = reports_usage(5000, 10)
+    assert (await ask(router, ANNA, "word " * 1000)).status_code == 200
+    await eventually(lambda: -4015 <= level(router) <= -4000, "the usage is charged once, with the price of reading in it")
+
+
+async def test_a_grammar_is_charged_by_the_time_that_the_worker_reports(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, RICH)
+
+    async def checks(exchange: Exchange) -> None:
+        await exchange.whole(400, {"error": {"message": "no"}}, x_fairlead_cpu_ms="200")
+
+    worker.behaviour = checks
+    assert (await ask(router, ANNA)).status_code == 400
+    await eventually(lambda: 149_900 <= level(router) <= 150_001, "200 ms are 50,000 tokens")
 
 
 async def test_an_empty_bucket_of_one_tenant_is_shared_by_all_routers(fleet: Fleet, tmp_path: Path) -> None:

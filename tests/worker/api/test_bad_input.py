@@ -5,7 +5,11 @@ import socket
 from typing import Any
 
 import pytest
+from tests.common.test_json_size import BOMBS
 from tests.worker.api.process import WorkerProcess
+
+from fairlead_worker.api import schema
+from fairlead_worker.api.errors import ApiError
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -150,6 +154,44 @@ def test_bad_json(shared: WorkerProcess, body: bytes) -> None:
     response = shared.client.post("/v1/completions", content=body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_body_with_too_many_nodes_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(schema.msgspec.json, "decode", None)
+    with pytest.raises(ApiError, match="the body is too large to decode") as refused:
+        schema.parse(BOMBS[kind], schema.ChatRequest)
+    assert refused.value.status == 400 and refused.value.code == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "path", ["completions", "chat/completions", "responses", "messages", "embeddings", "../tokenize", "../invocations"]
+)
+def test_every_path_bounds_the_nodes_of_a_body(shared: WorkerProcess, path: str) -> None:
+    refused = shared.client.post(f"/v1/{path}" if ".." not in path else path[2:], content=BOMBS["lists"])
+    assert refused.status_code == 400 and "65536" in refused.json()["error"]["message"], refused.text
+
+
+def test_the_arguments_of_tool_calls_are_bounded_together(shared: WorkerProcess) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [[]] * 30_000})}}] * 4
+    messages = [*CHAT["messages"], {"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": "c", "content": "1"}]
+    refused = shared.client.post("/v1/chat/completions", json={"messages": messages})
+    assert refused.status_code == 400, refused.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {"prompt": "! ?" * 1_900_000}),
+        ("/v1/completions", {"prompt": "! ?" * 1_900_000, "truncate_prompt_tokens": 10}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "! ?" * 1_900_000}]}),
+    ],
+)
+def test_a_text_of_millions_of_tokens_is_refused_where_the_context_does_not_bound_it(
+    shared: WorkerProcess, path: str, fields: dict[str, Any]
+) -> None:
+    refused = shared.client.post(path, json=fields)
+    assert refused.status_code == 400 and "too long" in refused.json()["error"]["message"], refused.text
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])

@@ -29,6 +29,7 @@ client reports a reset as a connection error and retries.
 """
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, INVOCATIONS, *POOLED)
 """Paths whose requests go to the engine."""
+CPU_HEADER = b"x-fairlead-cpu-ms"
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 
@@ -91,6 +92,10 @@ class RequestContext:
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def report_cpu(self, seconds: float) -> None:
+        """Tell the router in the answer's headers how long the request has computed before the engine, so that its tenant pays."""
+        self._common_headers.append((CPU_HEADER, b"%d" % (1000 * seconds)))
 
     def replay_body(self, body: bytes) -> None:
         """Let `read_body` return a body that was read already."""

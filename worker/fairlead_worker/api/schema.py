@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from fairlead_common.json_size import JsonTooLarge, check_json
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.unknown_fields import report_unknown_fields
@@ -179,8 +180,20 @@ class UnloadLoraRequest(msgspec.Struct, frozen=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse(data: bytes, type: type[Body]) -> Body:
-    """Decode `data` as `type`. Raise ApiError 400 that names the invalid field. Ignore unknown fields and report them."""
+def check_size(data: bytes, max_tokens: int = 0) -> None:
+    """Raise ApiError 400 for a body with more nodes than a decoder may build. `max_tokens`: token ids of the longest prompt."""
+    try:
+        check_json(data, max_tokens)
+    except JsonTooLarge as error:
+        raise invalid(f"the body is too large to decode: {error}", code="request_too_large") from None
+
+
+def parse(data: bytes, type: type[Body], max_tokens: int = 0) -> Body:
+    """Decode `data` as `type`. Raise ApiError 400 that names the invalid field. Ignore unknown fields and report them.
+
+    `max_tokens`: as for `check_size`.
+    """
+    check_size(data, max_tokens)
     try:
         raw = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number that no type can hold

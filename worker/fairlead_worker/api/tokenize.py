@@ -49,7 +49,7 @@ def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, 
 async def tokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /tokenize` as vLLM does: convert a prompt or messages to token ids."""
     body = await context.read_body(worker.config.limits.max_body_bytes)
-    request = parse(body, TokenizeRequest)
+    request, most = parse(body, TokenizeRequest), worker.max_countable_tokens
     worker.check_model(request.model)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
     encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, read_origin(context, None).salt
@@ -57,7 +57,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
-        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt), len(body))
+        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt, most), len(body))
     else:
         tokens = await worker.encode(
             lambda: encoder.encode_chat(
@@ -69,6 +69,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
                 scope=salt,
                 template=request.chat_template,
                 add_special_tokens=bool(request.add_special_tokens),
+                max_tokens=most,
             ),
             len(body),
         )
@@ -83,7 +84,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
 
 async def detokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
-    request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest)
+    request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest, worker.max_model_len)
     worker.check_model(request.model)
     text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
     await context.respond_json({"prompt": text})

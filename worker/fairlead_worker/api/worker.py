@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 INLINE_ENCODE_SIZE = 4096
 """Characters up to which prompts are tokenized in the event loop. For short prompts, a thread costs more than the work."""
 
+MIN_COUNTABLE_TOKENS = 1 << 18
+
 Encoded = TypeVar("Encoded")
 
 MAX_ROOTS = 4096
@@ -170,6 +172,11 @@ class Worker:
         ready = self.ready
         return min(ready.max_model_len, ready.pages * ready.page_size)
 
+    @property
+    def max_countable_tokens(self) -> int:
+        """Longest prompt in tokens that is tokenized although the context length does not bound it: to count or to truncate it."""
+        return max(2 * self.max_model_len, MIN_COUNTABLE_TOKENS)
+
     def check_model(self, name: str | None) -> str:
         """Return the model name for the answer. Raise ApiError 404 for a model that this worker does not serve."""
         if name is None or name in self.config.names:
@@ -213,15 +220,18 @@ class Worker:
             self._gzipped_prompt_format = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
         return await asyncio.shield(self._gzipped_prompt_format)
 
-    async def compile_grammar(self, constraint: Constraint | None) -> str:
-        """Return the engine's grammar for `constraint`, or an empty string without one. Raise ApiError 400 for an invalid constraint."""
+    async def compile_grammar(self, constraint: Constraint | None, tenant: str, report_cpu: Callable[[float], None]) -> str:
+        """Return the engine's grammar for `constraint`, or an empty string without one. Raise ApiError 400 for an invalid constraint.
+
+        `tenant`: whose turn it takes. `report_cpu` gets the seconds that checking it took.
+        """
         if constraint is None:
             return ""
         if self._grammars is None:
             raise unavailable("the model is not loaded yet")
         self.engine.grammars_pending += 1
         try:
-            return await self._grammars.compile(constraint)
+            return await self._grammars.compile(constraint, tenant, report_cpu)
         finally:
             self.engine.grammars_pending -= 1
 

@@ -50,3 +50,5 @@ class Verdict(msgspec.Struct, frozen=True):
     error: str = ""
     grammar: str = ""
     """The grammar for the engine."""
+    cpu_seconds: float = 0.0
+    """CPU time that checking it took."""

@@ -3,6 +3,7 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
+from fairlead_router.request.price import price_of_cpu
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
@@ -35,6 +36,7 @@ class GatewayRequest:
 
     def read_head(self, status: int, headers: Headers) -> None:
         self._status = status
+        self.account.use(price_of_cpu(dict(headers).get(b"x-fairlead-cpu-ms")))
         if self.charge is not None:
             self.charge.meter.read_header(dict(headers).get(b"x-fairlead-usage"))
 
@@ -45,7 +47,7 @@ class GatewayRequest:
             self.charge.meter.feed(piece)
 
     def settle(self) -> None:
-        """Settle the charge; a refused request costs nothing. Idempotent."""
+        """Settle the charge; a refused request has cost its reading. Idempotent."""
         charge, self.charge = self.charge, None
         if charge is not None:
             charge.settle(self._status < 400, charge.meter.is_exact or self._has_read_body)

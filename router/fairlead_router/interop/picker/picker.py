@@ -139,11 +139,15 @@ class Picker:
 
     async def _prompt(self, request: PickRequest) -> Prompt:
         if request.path not in PROMPTED or request.body is None:
-            return estimate_prompt(request.length)
+            if request.body is not None:
+                await self._prompts.check_size(request.body, request.client.account.use)
+            prompt = estimate_prompt(request.length)
+            request.client.account.use(prompt.price)
+            return prompt
         if not self._table.any_usable():
-            await self._prompts.validate(request.path, request.body)
-        began, caller = monotonic(), request.client.caller
-        prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name)
+            await self._prompts.validate(request.path, request.body, request.client.caller.tenant.name)
+        began, caller, pay = monotonic(), request.client.caller, request.client.account.use
+        prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name, pay)
         if request.path == CHAT:
             prompt = await self._rendering.correct(request.body, prompt)
         self._metrics.overhead.observe(monotonic() - began)

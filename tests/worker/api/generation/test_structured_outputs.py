@@ -15,9 +15,12 @@ import jsonschema
 import pytest
 from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
+from transformers import AutoTokenizer
 
 from fairlead_worker.api.engine.client import EngineClient
+from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.metrics.worker_metrics import Metrics
+from fairlead_worker.api.output import grammar_checker
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
@@ -183,6 +186,47 @@ def test_huge_grammars_are_refused_and_delay_no_stream(worker: WorkerProcess) ->
     assert ask(worker, guided_choice=["still here"])["text"] == "still here"
 
 
+async def test_tenants_take_turns_to_have_grammars_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker's process is stopped meanwhile, as if the first grammar took for ever."""
+    monkeypatch.setattr(grammar_checker, "MAX_WAITING", 5)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = WorkerConfig(model=f"file://{model}")
+    checker = GrammarChecker(config, tokenizer.backend_tokenizer.to_str(), len(tokenizer), (tokenizer.eos_token_id,))
+    done, seconds = list[str](), list[float]()
+
+    async def compile(tenant: str, text: str) -> None:
+        assert await checker.compile(Constraint("regex", text, "regex"), tenant, seconds.append)
+        done.append(text)
+
+    await compile("", "start")
+    process = checker._process
+    assert process is not None and 0 < seconds[0] < config.limits.grammar_timeout
+    os.kill(process.pid, signal.SIGSTOP)
+    asking = [asyncio.create_task(compile("anna", f"anna{number}")) for number in range(5)]
+    await asyncio.sleep(0)
+    asking.append(asyncio.create_task(compile("boris", "boris")))
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="5 of your requests") as refusal:
+        await compile("anna", "anna5")
+    assert refusal.value.status == 429
+    os.kill(process.pid, signal.SIGCONT)
+    await asyncio.gather(*asking)
+    assert done.index("boris") <= 3, "after the one that is being checked and one more of anna's"
+    assert len(seconds) == 7
+    await compile("boris", "anna0")
+    assert len(seconds) == 7, "a checked grammar costs nothing"
+    checker.close()
+    await process.wait()
+
+
+def test_an_answer_tells_the_router_what_its_grammar_has_cost(worker: WorkerProcess) -> None:
+    heavy = {"anyOf": [{"type": "object", "properties": {f"p{n}": {"type": "string"}}, "required": [f"p{n}"]} for n in range(200)]}
+    for fields, status in (({"guided_json": heavy, "max_tokens": 1}, 200), ({"guided_regex": "(x{2000}){1500}y"}, 400)):
+        answer = worker.post("/v1/completions", prompt="x", **fields)
+        assert answer.status_code == status and int(answer.headers["x-fairlead-cpu-ms"]) > 0, fields
+    assert "x-fairlead-cpu-ms" not in worker.post("/v1/completions", prompt="x", max_tokens=1).headers
+
+
 def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:
     assert ask(worker, guided_choice=["before"])["text"] == "before"
     children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
@@ -198,12 +242,12 @@ async def test_a_request_whose_grammar_is_being_checked_counts_as_waiting() -> N
     tried = asyncio.Event()
 
     class Checks:
-        async def compile(self, _: Constraint) -> str:
+        async def compile(self, *_: Any) -> str:
             await tried.wait()
             return "start: /a/"
 
     worker._grammars = cast(GrammarChecker, Checks())
-    asking = asyncio.create_task(worker.compile_grammar(Constraint("regex", "a", "test")))
+    asking = asyncio.create_task(worker.compile_grammar(Constraint("regex", "a", "test"), "", lambda seconds: None))
     await asyncio.sleep(0)
     client._handle_step(Step(load=Load(waiting=1)))
     assert client.state.load.waiting == 2

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.json_size import JsonTooLarge, check_json
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.output.parsers import ANY_OBJECT
@@ -97,8 +98,11 @@ def _build_constraint(kind: Kind, value: Any, field: str, whitespace: str | None
     elif kind in ("json", "structural_tag"):
         if isinstance(value, str):
             try:
+                check_json(value.encode())
                 value = msgspec.json.decode(value)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except JsonTooLarge as error:
+                raise invalid(f"{field}: is too large to decode: {error}", param=field) from None
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
                 raise invalid(f"{field}: is not JSON: {truncate(error)}", param=field) from None
         if not isinstance(value, dict | bool):
             raise invalid(f"{field}: must be a JSON schema, an object", param=field)

@@ -136,10 +136,12 @@ async def check_chat(
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
     sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
     tool_use = parse_tool_use(request)
-    most = worker.max_model_len if bounded and sampling_request.truncate_prompt_tokens is None else None
+    is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
+    most = worker.max_model_len if is_bounded else worker.max_countable_tokens
     prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, sampling_request.salt, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
-    return CheckedChat(prompt, sampling_request, tool_use, constraint, await worker.compile_grammar(constraint))
+    grammar = await worker.compile_grammar(constraint, sampling_request.tenant, context.report_cpu)
+    return CheckedChat(prompt, sampling_request, tool_use, constraint, grammar)
 
 
 @asynccontextmanager
@@ -166,7 +168,7 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
     return len(chat.prompt)
 
 
-async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":
+async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int) -> "array[int]":
     """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")

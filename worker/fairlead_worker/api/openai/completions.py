@@ -83,12 +83,13 @@ class CompletionFormatter:
 async def completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
-    request = parse(body, CompletionRequest)
+    request = parse(body, CompletionRequest, worker.max_model_len)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
         prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, request, sampling_request)
-        generation_request = prepare(worker, prompts, sampling_request, adapter, await worker.compile_grammar(sampling_request.constraint))
+        grammar = await worker.compile_grammar(sampling_request.constraint, sampling_request.tenant, context.report_cpu)
+        generation_request = prepare(worker, prompts, sampling_request, adapter, grammar)
         stream_options = request.stream_options
         options = ReplyOptions(
             model=model,
@@ -119,14 +120,12 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
         raise invalid(
             f"prompt: {len(texts)} prompts times {sampling_request.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt"
         )
-    special, most = (
-        request.add_special_tokens is not False,
-        worker.max_model_len if sampling_request.truncate_prompt_tokens is None else None,
-    )
+    special, is_cut = request.add_special_tokens is not False, sampling_request.truncate_prompt_tokens is not None
+    most = worker.max_countable_tokens if is_cut else worker.max_model_len
     return [await _encode(worker, text, sampling_request.salt, special, most) for text in texts]
 
 
-async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool, most: int | None) -> "array[int]":
+async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool, most: int) -> "array[int]":
     if isinstance(text, list):
         return array("I", text)
     return await worker.encode(lambda: worker.encoder.encode_text(text, special, salt, most), len(text))

@@ -5,10 +5,13 @@ import contextlib
 import logging
 import os
 import sys
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
+from fairlead_common.fair_slots import FairSlots
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
@@ -22,28 +25,35 @@ MEMORY_LIMIT_BYTES = 3 << 30
 """Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 DISABLED_MESSAGE = "structured output is disabled (--limits max_grammar_bytes 0)"
-MAX_WAITING = 256
-"""Unchecked grammars that may wait in the queue. Further requests get 429."""
+MAX_WAITING = 64
+"""Unchecked grammars of a tenant that may wait in the queue. Its further requests get 429."""
 
 
 class GrammarChecker:
-    """A cache of checked grammars, and the process that checks one grammar at a time. The first grammar starts the process."""
+    """A cache of checked grammars, and the process that checks one grammar at a time. The first grammar starts the process.
+
+    Tenants take turns, so that another one's slow grammars delay a grammar by one of them.
+    """
 
     def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._config = config
         self._setup = Setup(tokenizer_json, vocabulary, eos, config.limits.grammar_timeout, MEMORY_LIMIT_BYTES)
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
-        self._check_lock = asyncio.Lock()
-        self._waiting = 0
+        self._turns = FairSlots(1)
+        self._waiting = Counter[str]()
+        """Waiting grammars by tenant."""
         self._process: asyncio.subprocess.Process | None = None
 
-    async def compile(self, constraint: Constraint) -> str:
-        """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many grammars wait."""
+    async def compile(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> str:
+        """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many of the tenant wait.
+
+        `report_cpu` gets the seconds that the process took for it, also for one that is refused.
+        """
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.limits.max_grammar_bytes
         if size > most:
             message = f"{size} bytes exceed this worker's limit of {most} (--limits max_grammar_bytes)" if most else DISABLED_MESSAGE
             raise invalid(f"{constraint.field}: {truncate(message)}", param=constraint.field)
-        verdict = self._lookup(constraint) or await self._check_queued(constraint)
+        verdict = self._lookup(constraint) or await self._check_queued(constraint, tenant, report_cpu)
         if verdict.error:
             raise invalid(f"{constraint.field}: {truncate(verdict.error)}", param=constraint.field, code="invalid_grammar")
         return verdict.grammar
@@ -60,20 +70,27 @@ class GrammarChecker:
             self._verdicts.move_to_end(constraint)
         return verdict
 
-    async def _check_queued(self, constraint: Constraint) -> Verdict:
-        if self._waiting >= MAX_WAITING:
-            raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.limits.grammar_timeout)))
+    async def _check_queued(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> Verdict:
+        if self._waiting[tenant] >= MAX_WAITING:
+            raise busy(
+                f"{MAX_WAITING} of your requests wait for their grammars to be compiled", max(1, round(self._config.limits.grammar_timeout))
+            )
         # Shielded: after a disconnect, the reply must not stay in the pipe for the next grammar.
-        return await asyncio.shield(asyncio.ensure_future(self._check_serialized(constraint)))
+        return await asyncio.shield(asyncio.ensure_future(self._check_in_turn(constraint, tenant, report_cpu)))
 
-    async def _check_serialized(self, constraint: Constraint) -> Verdict:
-        self._waiting += 1
+    async def _check_in_turn(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> Verdict:
+        self._waiting[tenant] += 1
         try:
-            async with self._check_lock:
+            turn = await self._turns.acquire(tenant)
+            try:
                 # An equal grammar may have been checked while this one waited.
-                return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint))
+                return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint, report_cpu))
+            finally:
+                self._turns.release(tenant, turn)
         finally:
-            self._waiting -= 1
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
     def _remember(self, constraint: Constraint, verdict: Verdict) -> Verdict:
         if verdict.error:
@@ -83,11 +100,12 @@ class GrammarChecker:
             self._verdicts.popitem(last=False)
         return verdict
 
-    async def _run_check(self, constraint: Constraint) -> Verdict:
+    async def _run_check(self, constraint: Constraint, report_cpu: Callable[[float], None]) -> Verdict:
         """Check one grammar in the process. If the process dies, try once more, because the cause may be external; refuse after the second
         time."""
         for _ in range(2):
             process = await self._ensure_process()
+            began, is_final = time.monotonic(), False
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             seconds = self._config.limits.grammar_timeout
             reason = "it needs too much memory or too deep nesting to compile"
@@ -96,17 +114,20 @@ class GrammarChecker:
                 async with asyncio.timeout(seconds):
                     line = await process.stdout.readline()
                 if line:
-                    return msgspec.json.decode(line, type=Verdict)
+                    verdict = msgspec.json.decode(line, type=Verdict)
+                    report_cpu(verdict.cpu_seconds)
+                    return verdict
             except ConnectionError:
                 pass
             except TimeoutError:
                 reason = f"it is not compiled within {seconds:g} s (--limits grammar_timeout); make it smaller, or its repetitions shorter"
-                break
+                is_final = True
             except ValueError:
-                reason = "its compiled form is too long"
-                break
+                reason, is_final = "its compiled form is too long", True
+            report_cpu(time.monotonic() - began)
             await self._kill_process(process)
-        await self._kill_process(process)
+            if is_final:
+                break
         return Verdict(error=reason)
 
     async def _ensure_process(self) -> asyncio.subprocess.Process:

@@ -27,7 +27,7 @@ from fairlead_worker.ipc.messages import Pooling
 async def embeddings(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
-    request = parse(body, EmbeddingRequest)
+    request = parse(body, EmbeddingRequest, worker.max_model_len)
     worker.check_model(request.model)
     dimensions = _check_dimensions(get_pooling(worker), request.dimensions)
     if request.messages is not None:
@@ -60,7 +60,8 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
     if request.input is not None:
         raise invalid("messages: give either input or messages", param="messages")
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
-    salt, most = read_origin(context, request.cache_salt).salt, worker.max_model_len if request.truncate_prompt_tokens is None else None
+    salt, is_cut = read_origin(context, request.cache_salt).salt, request.truncate_prompt_tokens is not None
+    most = worker.max_countable_tokens if is_cut else worker.max_model_len
     return await worker.encode(
         lambda: worker.encoder.encode_chat(
             request.messages,

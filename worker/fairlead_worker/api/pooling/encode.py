@@ -101,7 +101,7 @@ def _tokens(worker: Worker, request: PooledRequest, name: str, text: TextOrToken
         return too_long(f"{name} is too long: it has {tokens} tokens; shorten or split it, or set truncate_prompt_tokens", most, field)
 
     try:
-        known = None if wanted is not None else most
+        known = worker.max_countable_tokens if wanted is not None else most
         tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=known) if isinstance(text, str) else array("I", text)
     except PromptTooLong as error:
         raise refusal(f"at least {error.min_tokens}") from error

@@ -1,7 +1,6 @@
 """`POST /invocations`, the only inference path of SageMaker: the fields of the body choose the API, as in vLLM."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 
@@ -11,6 +10,7 @@ from fairlead_worker.api.openai.chat import chat_completions
 from fairlead_worker.api.openai.completions import completions
 from fairlead_worker.api.pooling.embeddings import embeddings
 from fairlead_worker.api.pooling.similarity import SIDES, rerank, score
+from fairlead_worker.api.schema import check_size
 from fairlead_worker.api.worker import Worker
 
 Handler = Callable[[Worker, RequestContext], Awaitable[None]]
@@ -19,18 +19,19 @@ Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 async def invocations(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     body = await context.read_body(worker.config.limits.max_body_bytes)
+    check_size(body, worker.max_model_len)
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = {}
-    handler = _find_handler(fields if isinstance(fields, dict) else {}, worker.ready.generates)
+    handler = _find_handler(fields, worker.ready.generates)
     context.replay_body(body)
     await handler(worker, context)
 
 
-def _find_handler(fields: dict[str, Any], generates: bool) -> Handler:
+def _find_handler(fields: dict[str, msgspec.Raw], generates: bool) -> Handler:
     """Return the handler of the API that has these fields. `generates`: the model has a language-modelling head."""
-    given = {name for name, value in fields.items() if value is not None}
+    given = {name for name, value in fields.items() if bytes(value) != b"null"}
     if "messages" in given:
         return chat_completions if generates else embeddings
     if "prompt" in given:

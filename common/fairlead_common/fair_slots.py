@@ -1,0 +1,50 @@
+"""A small number of slots, shared fairly between tenants, for work that a process cannot afford to do more often in parallel."""
+
+import asyncio
+from collections import deque
+
+
+class FairSlots:
+    """Slots for one event loop. A tenant has one at a time, and waiting tenants get them in rotation, each for its oldest request.
+
+    A tenant with many requests therefore delays only its own, and while there are several slots, others need not wait for its current one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+        self._holders: set[str] = set()
+        self._waiting: dict[str, deque[asyncio.Future[int]]] = {}
+        """Waiters by tenant; the next tenant comes first."""
+
+    async def acquire(self, tenant: str) -> int:
+        """Wait for a slot and return its number, the lowest free one. A cancelled caller does not hold it."""
+        if self._free and tenant not in self._holders:
+            return self._take(tenant)
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the slot was granted at the same moment
+                self.release(tenant, turn.result())
+            raise
+
+    def release(self, tenant: str, slot: int) -> None:
+        """Free a slot and grant it to the next tenant's oldest request."""
+        self._free.append(slot)
+        self._free.sort()
+        self._holders.discard(tenant)
+        for waiting in list(self._waiting):
+            if not self._free:
+                return
+            if waiting in self._holders:
+                continue
+            line = deque(turn for turn in self._waiting.pop(waiting) if not turn.done())  # the others were cancelled
+            if line:
+                line.popleft().set_result(self._take(waiting))
+            if line:
+                self._waiting[waiting] = line  # goes to the end of the rotation
+
+    def _take(self, tenant: str) -> int:
+        self._holders.add(tenant)
+        return self._free.pop(0)

@@ -1,0 +1,106 @@
+"""Bounds of a JSON text, against the objects that a decoder makes of it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead_common import json_size
+from fairlead_common.json_size import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, JsonTooLarge, bound_json, check_json
+
+texts = st.text(st.sampled_from('ab,:[]{}"\\/\n1é🙂'), max_size=12)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(texts, inner, max_size=6),
+    max_leaves=40,
+)
+
+
+def count(value: Any) -> tuple[int, int, int]:
+    """Return a value's objects, lists and keys, all its nodes, and its depth."""
+    if not isinstance(value, dict | list):
+        return 0, 1, 0
+    keys = len(value) if isinstance(value, dict) else 0
+    inner = [count(one) for one in (value.values() if isinstance(value, dict) else value)]
+    objects, nodes = (sum(one[place] for one in inner) for place in (0, 1))
+    return 1 + keys + objects, 1 + keys + nodes, 1 + max((one[2] for one in inner), default=0)
+
+
+def is_refused(raw: bytes) -> bool:
+    try:
+        check_json(raw)
+    except JsonTooLarge:
+        return True
+    return False
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values, st.booleans(), st.sampled_from([None, 1]))
+def test_the_size_bounds_the_nodes_and_is_exact_where_it_decides(value: Any, ascii: bool, indent: int | None) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
+    objects, nodes, depth = count(value)
+    upper, exact = bound_json(raw), check_json(raw, exact_above=-1)
+    assert upper.objects >= objects and upper.values >= nodes
+    assert exact.objects == objects and nodes <= exact.values <= nodes + objects, "an empty list has no value, but counts one"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, most, refused in (
+            ("OBJECTS", objects, False),
+            ("OBJECTS", objects - 1, True),
+            ("DEPTH", depth, False),
+            ("DEPTH", depth - 1, True),
+        ):
+            with patch.context() as inner:
+                inner.setattr(json_size, f"MAX_{name}", most)
+                assert is_refused(raw) == refused, (name, most)
+        patch.setattr(json_size, "MAX_VALUES", exact.values)
+        assert not is_refused(raw)
+        patch.setattr(json_size, "MAX_VALUES", nodes - 1)
+        assert is_refused(raw)
+
+
+MANY = 2_000_000
+BOMBS = {
+    "lists": b'{"a":[' + b"[]," * MANY + b"[]]}",
+    "objects": b'{"a":[' + b"{}," * MANY + b"{}]}",
+    "keys": b"{" + b",".join(b'"%d":1' % number for number in range(MAX_OBJECTS)) + b"}",
+    "equal keys": b"{" + b'"":1,' * MAX_OBJECTS + b'"":1}',
+    "numbers": b"[" + b"1," * MANY + b"1]",
+    "strings": b"[" + b'"",' * MANY + b'""]',
+    "escaped strings": b"[" + rb'"\"",' * (MANY * 3 // 4) + b'""]',
+    "deep lists": b"[" * 600 + b"]" * 600,
+    "deep objects": b'{"a":' * 600 + b"1" + b"}" * 600,
+    "an end of a string that is none": b'["' + rb"\\\"" * 9 + b'",' + b"[]," * MANY,
+    "a quote outside": b"[" + b"[]," * MANY + b'\\"' * 9 + b"]",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_text_that_costs_too_much_is_refused_with_the_bound_and_the_fix(kind: str) -> None:
+    with pytest.raises(JsonTooLarge, match=r"(at most|more than) \d+ .*: (send fewer|nest them less deeply)"):
+        check_json(BOMBS[kind], 131_072)
+
+
+REAL = {
+    "token ids of a long prompt": json.dumps({"prompt": list(range(131_072))}),
+    "texts of an embedding": json.dumps({"input": ["some, [words]: {of} a text"] * 2048}),
+    "300,000 token ids of an embedding": json.dumps({"input": [list(range(150))] * 2000}),
+    "a long chat": json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "a, b"}]}] * 3000}),
+    "many tools": json.dumps({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": {"type": "b"}}}}] * 1000}),
+    "logit_bias": json.dumps({"logit_bias": {str(token): -100 for token in range(20_000)}}),
+    "punctuation": json.dumps({"prompt": '[]{}:,"\\' * 900_000}),
+}
+
+
+@pytest.mark.parametrize("kind", REAL)
+def test_real_requests_pass(kind: str) -> None:
+    check_json(REAL[kind].encode(), 131_072)
+
+
+def test_the_longest_prompt_adds_its_token_ids() -> None:
+    ids = b"[" + b"1," * (MAX_VALUES + 1000) + b"1]"
+    with pytest.raises(JsonTooLarge):
+        check_json(ids)
+    check_json(ids, 2000)
+    assert MAX_DEPTH < 900, "below the recursion limit of decoders"
