@@ -10,7 +10,7 @@ from typing import Any
 from fairlead_index.redis.backoff import Backoff
 from fairlead_router.batch.batch_run import BatchRun
 from fairlead_router.batch.config import BatchConfig
-from fairlead_router.batch.input_file import read_lines
+from fairlead_router.batch.input_file import read_chunks, read_lines
 from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import Slots
@@ -18,6 +18,7 @@ from fairlead_router.batch.records import BatchRecord, FileRecord, Status
 from fairlead_router.batch.storage.base import StorageConflict, StorageError
 from fairlead_router.batch.store import Store
 from fairlead_router.batch.validation import LineIndex, LineSplitter, Validator
+from fairlead_router.request.fair_lock import FairLock
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Runner:
         self._runs: dict[str, BatchRun] = {}
         self._waiting: set[str] = set()
         """Batches that wait until fewer of their tenant run."""
+        self._validation = FairLock()
+        """One chunk at a time, fairly between tenants: threads are needed for the storage too."""
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(RUNNING_OF_TENANT))
 
     def start(self, id: str) -> None:
@@ -120,9 +123,12 @@ class Runner:
     async def _validate(self, batch: BatchRecord) -> LineIndex:
         splitter = LineSplitter(self._config.max_line_bytes)
         validator = Validator(batch.endpoint, self._config.max_lines)
-        async for lines in read_lines(self._store.storage, batch, splitter):
-            await asyncio.to_thread(validator.check_all, lines)
-            if validator.is_done:
+        async for chunk, is_last in read_chunks(self._store.storage, batch):
+            await self._validation.acquire(batch.tenant)
+            checking = asyncio.ensure_future(asyncio.to_thread(validator.check_all, splitter.feed(chunk, is_last)))
+            checking.add_done_callback(lambda _: self._validation.release())
+            await asyncio.shield(checking)  # if the batch is cancelled, the lock is held until the thread ends
+            if validator.is_done or splitter.too_long is not None:
                 break
         validator.finish(splitter, self._config.max_line_bytes)
         now = int(time.time())
