@@ -1,4 +1,4 @@
-"""docs/reference/limits.md names only existing settings, and all that limit a client."""
+"""docs/reference/limits.md and connection-limits.md name only existing settings, and all that limit a client."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ from fairlead_router.config import RouterConfig
 from fairlead_worker.config import Limits, WorkerConfig
 from fairlead_worker.config.options import topic_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
+PAGES = tuple(Path(__file__).parents[2] / "docs" / "reference" / name for name in ("limits.md", "connection-limits.md"))
 SHARED = {"max_body_bytes", "max_header_bytes", "max_headers", "header_timeout", "body_timeout", "max_connections"}
 
 
-def test_the_page_names_only_existing_settings() -> None:
-    settings = [line.split("|")[-2] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+def test_the_pages_name_only_existing_settings() -> None:
+    settings = [line.split("|")[-2] for page in PAGES for line in page.read_text().splitlines() if line.startswith("| ")]
     named = {name for cell in settings for name in re.findall(r"`([a-z_-]+)`", cell)}
     flags = {"--" + name.replace("_", "-") for name, field in WorkerConfig.model_fields.items() if topic_of(field)}
     flags |= {"--" + name.replace("_", "-") for name in RouterConfig.model_fields}

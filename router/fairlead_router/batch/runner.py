@@ -5,12 +5,14 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
+from fairlead_common.fair_slots import FairSlots
 from fairlead_index.redis.backoff import Backoff
 from fairlead_router.batch.batch_run import BatchRun
 from fairlead_router.batch.config import BatchConfig
-from fairlead_router.batch.input_file import read_lines
+from fairlead_router.batch.input_file import read_chunks, read_lines
 from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import Slots
@@ -45,6 +47,8 @@ class Runner:
         self._runs: dict[str, BatchRun] = {}
         self._waiting: set[str] = set()
         """Batches that wait until fewer of their tenant run."""
+        self._validation = FairSlots(1)
+        """One chunk at a time, fairly between tenants: threads are needed for the storage too."""
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(RUNNING_OF_TENANT))
 
     def start(self, id: str) -> None:
@@ -120,9 +124,12 @@ class Runner:
     async def _validate(self, batch: BatchRecord) -> LineIndex:
         splitter = LineSplitter(self._config.max_line_bytes)
         validator = Validator(batch.endpoint, self._config.max_lines)
-        async for lines in read_lines(self._store.storage, batch, splitter):
-            await asyncio.to_thread(validator.check_all, lines)
-            if validator.is_done:
+        async for chunk, is_last in read_chunks(self._store.storage, batch):
+            slot = await self._validation.acquire(batch.tenant)
+            checking = asyncio.ensure_future(asyncio.to_thread(validator.check_all, splitter.feed(chunk, is_last)))
+            checking.add_done_callback(partial(self._end_validation, batch.tenant, slot))
+            await asyncio.shield(checking)  # if the batch is cancelled, the slot is held until the thread ends
+            if validator.is_done or splitter.too_long is not None:
                 break
         validator.finish(splitter, self._config.max_line_bytes)
         now = int(time.time())
@@ -133,6 +140,9 @@ class Runner:
             known = {"total": len(splitter.index), "model": validator.model}
             await self._store.change_batch(batch.id, ("validating",), status="in_progress", in_progress_at=now, **known)
         return splitter.index
+
+    def _end_validation(self, tenant: str, slot: int, _: object) -> None:
+        self._validation.release(tenant, slot)
 
     async def _execute(self, batch: BatchRecord, index: LineIndex | None) -> BatchRecord:
         """Send the lines. Return the batch with its outcome: from now on its results are only moved."""

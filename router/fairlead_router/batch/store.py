@@ -153,9 +153,9 @@ class Store:
 
     def check_counts(self, tenant: str) -> None:
         """Raise ApiError if a tenant has as many files or batches as it may."""
-        if len(self.files_of(tenant)) >= self._config.max_files:
+        if sum(file.tenant == tenant for file in self.files.values()) >= self._config.max_files:
             raise ApiError(400, f"You have {self._config.max_files} files, which is the limit: delete some first.", code="too_many_files")
-        if len(self.batches_of(tenant)) >= self._config.max_batches:
+        if sum(batch.tenant == tenant for batch in self.batches.values()) >= self._config.max_batches:
             raise ApiError(
                 400,
                 f"You have {self._config.max_batches} batches, which is the limit; ended ones go after {self._config.retention} s.",

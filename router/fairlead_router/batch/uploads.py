@@ -4,20 +4,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 
 from fairlead_common.truncate import quote, truncate
 from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.form import MALFORMED, read_field, read_parts, read_pieces
 from fairlead_router.batch.records import FileRecord, new_id
 from fairlead_router.batch.requests import form_lifetime, invalid
 from fairlead_router.batch.storage.base import Upload
 from fairlead_router.batch.store import Store
 from fairlead_router.errors import ApiError
 
-PIECE_BYTES: Final = 256 << 10
-MAX_FIELD_BYTES: Final = 4096
-MAX_FIELDS: Final = 16
 MAX_UPLOADS: Final = 8
 """Uploads of a tenant at the same time."""
 
@@ -65,20 +62,16 @@ class Uploads:
         filename, size = "", -1
         upload: Upload | None = None
         try:
-            async for part in await request.multipart():
-                if not isinstance(part, aiohttp.BodyPartReader) or len(form) >= MAX_FIELDS:
-                    raise invalid("Send a form with the fields file and purpose.")
+            async for part in read_parts(request):
                 if part.name == "file":
-                    if upload is not None:
-                        raise invalid("Send one file in each request.", "file")
                     filename, size = truncate(part.filename or "file", 255), 0
                     upload = await self._store.storage.upload(f"files/{id}")
-                    while piece := await part.read_chunk(PIECE_BYTES):
+                    async for piece in read_pieces(part):
                         count(len(piece))
                         size += len(piece)
-                        await upload.write(bytes(piece))
+                        await upload.write(piece)
                 else:
-                    form[part.name or ""] = await _read_field(part)
+                    form[part.name or ""] = await read_field(part)
             if upload is None:
                 raise invalid("The form has no field file.", "file")
             if form.get("purpose") != "batch":
@@ -91,18 +84,8 @@ class Uploads:
             upload = None
             await self._store.add_file(file)
             return file
-        except (ValueError, AssertionError, aiohttp.ClientPayloadError, web.RequestPayloadError) as error:
-            # aiohttp raises these for a body that is no form, or ends early
+        except MALFORMED as error:
             raise invalid(f"The body is not a multipart/form-data form with file and purpose: {truncate(error)}.") from None
         finally:
             if upload is not None:
                 await upload.abort()
-
-
-async def _read_field(part: aiohttp.BodyPartReader) -> str:
-    value = bytearray()
-    while piece := await part.read_chunk(MAX_FIELD_BYTES):
-        value += piece
-        if len(value) > MAX_FIELD_BYTES:
-            raise invalid(f"Field {quote(part.name or '')} exceeds {MAX_FIELD_BYTES} bytes.")
-    return value.decode(errors="replace")

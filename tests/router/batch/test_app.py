@@ -19,7 +19,7 @@ from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
 from fairlead_router.batch.records import FileRecord
 from fairlead_router.batch.runner import RUNNING_OF_TENANT, Runner
-from fairlead_router.batch.storage.base import StorageError
+from fairlead_router.batch.storage.base import StorageError, Upload
 from fairlead_router.batch.storage.folder import Folder
 from fairlead_router.batch.store import Store
 from fairlead_router.tenancy.shared_secret import SharedSecret
@@ -118,3 +118,119 @@ async def test_a_batch_that_waits_for_others_can_be_cancelled(tmp_path: Path) ->
         assert (await http.post(f"/v1/batches/{ids[-1]}/cancel")).status == 200
         await eventually(is_cancelled, "the last one ends")
         assert [await status(id) for id in ids[:-1]] == ["in_progress"] * RUNNING_OF_TENANT
+
+
+BOUNDARY = "b0undary"
+
+
+def part(name: str, content: bytes = b"x", *headers: str) -> bytes:
+    head = "".join(f"{each}\r\n" for each in (f'Content-Disposition: form-data; name="{name}"', *headers))
+    return f"--{BOUNDARY}\r\n{head}\r\n".encode() + content + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+PURPOSE, CONTENT = part("purpose", b"batch"), part("file", b"{}\n" * 1000)
+FORMS = {
+    "repeated field": part("purpose", b"batch") * 20_000,
+    "repeated file": CONTENT * 100,
+    "many fields": b"".join(part(f"f{number}") for number in range(20_000)),
+    "many charsets": part("_charset_", b"utf-8") * 20_000,
+    "lines before the form": b"\n" * 1_000_000 + PURPOSE + CONTENT,
+    "a line before the form": b"x" * 1_000_000 + b"\r\n" + PURPOSE + CONTENT,
+    "many headers": part("file", b"x", *(f"x-{number}: y" for number in range(20_000))),
+    "a long header": part("file", b"x", "x-long: " + "y" * 1_000_000),
+    "a long name": part("n" * 1_000_000),
+    "no header": f"--{BOUNDARY}\r\n{{}}\r\n\r\n".encode(),
+    "a form in the form": part("file", b"x", "Content-Type: multipart/mixed; boundary=c"),
+    "base64": part("file", b"A" + b"!" * 1_000_000, "Content-Transfer-Encoding: base64"),
+    "a long field": part("purpose", b"batch" * 200_000),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_hostile_form_is_refused_after_bounded_work(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp reads lines without a pause as long as it has data: their number is what stops the event loop."""
+    lines, readline = 0, aiohttp.StreamReader.readline
+
+    async def counted(self: aiohttp.StreamReader, **settings: int) -> bytes:
+        nonlocal lines
+        lines += 1
+        return await readline(self, **settings)
+
+    storage = Folder(tmp_path)
+    async with serving(storage, tmp_path) as http:
+        monkeypatch.setattr(aiohttp.StreamReader, "readline", counted)
+        headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+        async with http.post("/v1/files", data=FORMS[form] + END, headers=headers) as answer:
+            assert answer.status == 400, await answer.text()
+            error = (await answer.json())["error"]
+        assert error["type"] == "invalid_request_error" and 20 < len(error["message"]) < 600
+        listed = (await (await http.get("/v1/files")).json())["data"]
+    assert lines < 600 and [file["id"] for file in listed] == ["file-in"]
+    assert not [record for record in caplog.records if record.exc_info], "no traceback"
+    assert not list((tmp_path / "files").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "multipart/form-data", "multipart/mixed; boundary=b0undary", "multipart/form-data; boundary="]
+)
+async def test_a_body_of_another_type_is_refused(tmp_path: Path, content_type: str) -> None:
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        headers = {"content-type": content_type}
+        async with http.post("/v1/files", data=PURPOSE + CONTENT + END, headers=headers) as answer:
+            assert answer.status == 400 and "multipart/form-data" in (await answer.json())["error"]["message"]
+
+
+async def test_a_form_in_tiny_packets_is_written_in_large_pieces(tmp_path: Path) -> None:
+    """Each write is a step of a thread, or a request to a bucket."""
+    written: list[int] = []
+
+    class Counted(Folder):
+        async def upload(self, name: str) -> Upload:
+            upload = await super().upload(name)
+            write = upload.write
+
+            async def counted(data: bytes) -> None:
+                written.append(len(data))
+                await write(data)
+
+            upload.write = counted  # type: ignore[method-assign]
+            return upload
+
+    async def packets() -> AsyncIterator[bytes]:
+        body = PURPOSE + part("file", b"{}\n" * 20_000) + END
+        for at in range(0, len(body), 97):
+            yield body[at : at + 97]
+
+    async with serving(Counted(tmp_path), tmp_path) as http:
+        headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+        async with http.post("/v1/files", data=packets(), headers=headers) as answer:
+            assert answer.status == 200 and (await answer.json())["bytes"] == 60_000
+    assert written == [60_000]
+
+
+async def test_lists_and_their_cursors_show_a_tenant_its_own_objects_only(tmp_path: Path) -> None:
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        other = {"x-fairlead-tenant": "anna"}
+        batch = (await (await http.post("/v1/batches", json=NEW)).json())["id"]
+        for path, id in (("/v1/files", "file-in"), ("/v1/batches", batch)):
+            own = await (await http.get(path)).json()
+            assert [each["id"] for each in own["data"]] == [id] and not own["has_more"]
+            hidden = await (await http.get(path, headers=other)).json()
+            assert hidden["data"] == [] and not hidden["has_more"]
+            for order in ("asc", "desc"):
+                async with http.get(path, params={"after": id, "order": order}, headers=other) as answer:
+                    unknown = (await answer.text()).replace(id, "file-0")
+                    assert answer.status == 400
+                async with http.get(path, params={"after": "file-0", "order": order}, headers=other) as answer:
+                    assert unknown == await answer.text(), "as for an id that does not exist"
+        for method, path in (
+            ("POST", f"/v1/batches/{batch}/cancel"),
+            ("GET", "/v1/files/file-in/content"),
+            ("DELETE", "/v1/files/file-in"),
+        ):
+            assert (await http.request(method, path, headers=other)).status == 404
+        assert (await http.post("/v1/batches", json=NEW, headers=other)).status == 404, "nor does a batch read it"

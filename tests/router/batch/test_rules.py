@@ -3,6 +3,7 @@
 import asyncio
 import codecs
 import json
+import sys
 from dataclasses import dataclass
 
 import msgspec
@@ -63,10 +64,59 @@ def test_a_line_that_is_too_long_is_found_without_keeping_it(long_at: int, size:
     data = b"".join((b"y" * 300 if number == long_at else b"{}") + b"\n" for number in range(6))
     splitter = LineSplitter(100)
     for at in range(0, len(data), size):
-        splitter.feed(data[at : at + size], is_last=at + size >= len(data))
+        list(splitter.feed(data[at : at + size], is_last=at + size >= len(data)))
         if splitter.too_long is not None:
             break
     assert splitter.too_long == long_at + 1
+
+
+@pytest.mark.parametrize("unit", [b"\n", b"\r\n", b" \n\t\n", b" "])
+def test_empty_lines_cost_no_step_of_python_each(unit: bytes) -> None:
+    steps = 0
+
+    def count(frame: object, event: str, argument: object) -> object:
+        nonlocal steps
+        steps += 1
+        return count
+
+    data = b"{}\n" + unit * (100_000 // len(unit)) + b"\n[]"
+    splitter = LineSplitter(1 << 20)
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        found = list(splitter.feed(data, is_last=True))
+    finally:
+        sys.settrace(before)
+    assert found == [(1, b"{}"), (1 + data.count(b"\n"), b"[]")] and steps < 200
+
+
+def test_lines_are_not_split_once_nothing_more_is_reported() -> None:
+    splitter, validator = LineSplitter(1000), Validator("/v1/completions", 10)
+    validator.check_all(splitter.feed(b"1\n" * 500_000))
+    assert validator.is_done and len(splitter.index) == MAX_PROBLEMS
+    splitter, validator = LineSplitter(1000), Validator("/v1/completions", 10)
+    validator.check_all(splitter.feed(to_file(line(f"r{n}") for n in range(1000))))
+    assert [each.code for each in validator.problems] == ["too_many_lines"] and len(splitter.index) == 11
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"[" * 100_000, "invalid_request"),
+        (json.dumps(line("a", messages="")).encode()[:-1] + b',"x":' + b'{"a":' * 100_000, "invalid_json_line"),
+        (json.dumps(line("x" * 100_000)).encode(), "invalid_custom_id"),
+        (json.dumps(line("a", model="m" * 100_000)).encode(), "invalid_model"),
+        (json.dumps(line("a") | {"url": "u" * 100_000}).encode(), "invalid_url"),
+        (json.dumps(line("a") | {"method": "m" * 100_000}).encode(), "invalid_method"),
+        (json.dumps(line("a") | {"body": {"k" * 100_000: 1}}).encode(), "invalid_body"),
+    ],
+)
+def test_what_is_kept_of_an_invalid_line_is_bounded(text: bytes, code: str) -> None:
+    """The problems are part of the batch's record, and so is its model."""
+    validator = Validator("/v1/completions", 10)
+    validator.check_all([(number, text) for number in range(1, 3)])
+    assert validator.problems[0].code == code and len(msgspec.json.encode(validator.problems)) < 4000
+    assert len(validator.model or "") < 1000 and sum(map(len, validator._lines_of)) < 1000
 
 
 def test_a_file_of_problems_reports_a_bounded_number() -> None:

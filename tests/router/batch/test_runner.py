@@ -193,7 +193,7 @@ async def test_lines_that_were_answered_before_a_batch_was_cancelled_are_counted
         return web.json_response(OK)
 
     data, storage, splitter = to_file([line("fast"), line("slow", prompt="slow")]), SlowFolder(tmp_path), LineSplitter(1 << 20)
-    splitter.feed(data, is_last=True)
+    list(splitter.feed(data, is_last=True))
     async with router(answer) as url, LineClient(url, SharedSecret("")) as client:
         store = Store(storage, BatchConfig(storage=f"file://{tmp_path}", router_url=url))
         await store.load()

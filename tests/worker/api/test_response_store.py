@@ -138,6 +138,11 @@ async def test_a_record_that_was_forged_changed_or_moved_is_not_found(stores: St
         assert not await is_stored(store, anna), forged
     client.hset(first, "text", text)
     assert await is_stored(store, anna)
+    client.delete(first)
+    client.set(first, "of another type")
+    with pytest.raises(ApiError) as refused:
+        await store.load(anna.first_id, anna)
+    assert refused.value.status == 503
     for ring in client.keys("*answers:all") + client.keys("*answers:t*"):
         client.zadd(ring, {"forged": 1})
     assert await save(store, keys_of("anna")), "forged accounts do not end storing"

@@ -58,19 +58,19 @@ class ResponseStore:
         text = _encrypt(key, _context(keys, id), body)
         bounds = (limits.stored_response_seconds, limits.stored_responses, limits.stored_tenant_bytes, limits.stored_service_bytes)
         try:
-            [reply] = await self._try(lambda: self._scripts.call("store_response", _name(key), keys.tag, text, *bounds))
+            reply = await self._try(lambda: self._scripts.call("store_response", _name(key), keys.tag, text, *bounds))
         except REDIS_ERRORS as error:
             logger.warning("a response is not stored: %s: %s", type(error).__name__, error)
             return False
-        if reply != b"OK":
+        if reply != [b"OK"]:
             logger.warning("a response of %d bytes is not stored: see --limits stored_tenant_bytes and stored_service_bytes", len(text))
-        return bool(reply == b"OK")
+        return bool(reply == [b"OK"])
 
     async def load(self, id: str, keys: ResponseKeys, param: str | None = None) -> StoredResponse:
         """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away."""
         if (key := keys.keys.get(id)) is not None:
             text = await self._ask(lambda: self._scripts.redis.execute("HGET", self._scripts.key(f"answers:r{_name(key)}"), "text"))
-            if text is not None and (body := _decrypt(key, _context(keys, id), text)) is not None:
+            if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
                 return msgspec.json.decode(body, type=StoredResponse)
         raise ApiError(404, f"there is no stored response {id!r:.80}; it may have expired", param=param, code="not_found")
 
