@@ -115,7 +115,8 @@ class App:
         if self._own_headers:
             call.forwarded_headers = [header for header in call.forwarded_headers if header[0] not in self._own_headers]
         try:
-            if path in POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
+            is_score = path == SCORE and self._part == "all" and not handler.is_own(call.credential)  # the service itself has no tenant
+            if path in POSTED or path in REFERENCE or path.startswith("/v1/") or is_score:
                 handler.authenticate(call)
                 if self._router.services is None or path not in POSTED:
                     handler.select_class(call)

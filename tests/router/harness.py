@@ -44,7 +44,7 @@ class RunningRouter:
         await eventually(lambda: sum(w.usable and bool(w.format_tag) for w in self.table) == count, f"{count} usable workers")
 
     async def metric(self, name: str) -> float:
-        text = self.server.router.metrics.text().decode()
+        text = (await self.server.router.metrics.render()).decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
 

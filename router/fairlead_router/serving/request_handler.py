@@ -66,12 +66,16 @@ class RequestHandler:
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
 
+    def is_own(self, credential: bytes) -> bool:
+        """Return whether a credential is the service's own secret, which belongs to no tenant."""
+        return self._batch_secret.matches(credential)
+
     def check_admin(self, credential: bytes, *, changes_state: bool) -> None:
         """Check the credential of an admin path on the clients' port, where clients need keys.
 
         Any key may read. What a tenant writes would concern all of them, so that needs the service's own secret. Raises ApiError 401, 403.
         """
-        if not self.keys.is_required or self._batch_secret.matches(credential):
+        if not self.keys.is_required or self.is_own(credential):
             return
         self.keys.authenticate(credential)
         if changes_state:

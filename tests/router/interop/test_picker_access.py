@@ -94,7 +94,7 @@ async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(f
         exchange = asking.exchange()
         await exchange.request(PATH, body, authorization=f"Bearer {ANNA}")
         assert (await exchange.refused())[0] == 429
-    refused = router.server.router.metrics.text().decode()
+    refused = (await router.server.router.metrics.render()).decode()
     assert 'fairlead_router_refused_total{reason="quota"} 1.0' in refused
 
 

@@ -119,6 +119,6 @@ async def test_requests_are_counted_by_path(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for path, body in BODIES.items():
         await router.client.post(path, json=body)
-    text = router.server.router.metrics.text().decode()
+    text = (await router.server.router.metrics.render()).decode()
     for path in BODIES:
         assert f'fairlead_router_requests_total{{code="200",path="{path}"}} 1.0' in text

@@ -202,7 +202,7 @@ async def test_requests_are_counted_by_class_and_the_log_names_it(fleet: Fleet, 
         await eventually(lambda: caplog.text.count(" class=") == 4, "the access log is flushed")
     for name in ("chat", "batch", "-"):
         assert f" class={name} worker=" in caplog.text
-    text = router.server.router.metrics.text().decode()
+    text = (await router.server.router.metrics.render()).decode()
     for metric, name, value in (("requests", "chat", 2), ("good_requests", "chat", 2), ("requests", "batch", 1), ("rejected", "chat", 0)):
         assert f'fairlead_router_slo_{metric}_total{{class="{name}"}} {value}.0' in text
 

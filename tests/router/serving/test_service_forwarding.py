@@ -236,7 +236,7 @@ async def test_errors_of_another_service_do_not_count_as_the_front_s(fleet: Flee
         assert await prober.fetch_request_counts(f"127.0.0.1:{alpha.port}") == RequestCounts(1, 0)
     finally:
         await prober.close()
-    text = alpha.server.router.metrics.text().decode()
+    text = (await alpha.server.router.metrics.render()).decode()
     for code in (200, 503):
         assert f'fairlead_router_forwarded_requests_total{{code="{code}",other_service="beta"}}' in text
 

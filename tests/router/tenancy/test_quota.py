@@ -59,7 +59,7 @@ async def test_a_tenant_is_charged_what_the_worker_reports(fleet: Fleet, tmp_pat
     assert int(refused.headers["retry-after"]) >= 240 and refused.headers["x-ratelimit-remaining-tokens"] == "0"
     assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
     assert (await ask(router, BORIS)).status_code == 200, "other tenants are unaffected"
-    text = router.server.router.metrics.text().decode()
+    text = (await router.server.router.metrics.render()).decode()
     assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
     assert await router.metric("fairlead_router_refused_total") == 1
 
