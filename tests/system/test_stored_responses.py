@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Start, l
             stack.callback(process.wait)
             stack.callback(process.kill)
             client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-            until(lambda: _usable(client) == 2, "the router sees both workers")
+            until(lambda: _usable(client, ANNA if keys else "") == 2, "the router sees both workers")
             return client
 
         for worker in workers:
@@ -57,9 +57,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Start, l
         yield start, workers
 
 
-def _usable(client: httpx.Client) -> int:
+def _usable(client: httpx.Client, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        return sum(worker["usable"] for worker in client.get("/fairlead/workers").json()["workers"])
+        return sum(worker["usable"] for worker in client.get("/fairlead/workers", headers=headers).json()["workers"])
     except httpx.TransportError:
         return 0
 
