@@ -12,6 +12,7 @@ from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.gguf.folder import gguf_folder, whole_models
 from fairlead_worker.weights.gguf.reader import part_paths
 from fairlead_worker.weights.hub import HubModel
+from fairlead_worker.weights.oci.fetch import fetch as fetch_oci
 from fairlead_worker.weights.oci.manifest import MODELS
 from fairlead_worker.weights.oci.reference import OciModel, parse_oci
 from fairlead_worker.weights.progress import Progress, no_progress
@@ -78,8 +79,6 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
         case BucketModel(file=file) as source:
             folder = bucket.fetch(uri, source, _patterns(file), cache, progress)
         case OciModel(file=file) as source:
-            from fairlead_worker.weights.oci.fetch import fetch as fetch_oci  # its HTTP client takes 0.25 s to import
-
             # An image holds one model, so that a GGUF file in it need not be named.
             folder = fetch_oci(uri, source, _patterns(file) if file else [*FILES, f"*{GGUF}"], cache, progress)
         case folder:

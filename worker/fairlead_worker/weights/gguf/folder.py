@@ -116,6 +116,6 @@ def _describe(gguf: Gguf) -> dict[str, Any]:
 def _templates(gguf: Gguf) -> str | list[dict[str, str]] | None:
     """Return the chat template, or all of them if the file has one for tools too."""
     template, tools = (gguf.metadata.get(f"tokenizer.chat_template{suffix}") for suffix in ("", ".tool_use"))
-    if wrong := next((value for value in (template, tools) if not isinstance(value, str | None)), None):
+    if (wrong := next((value for value in (template, tools) if not isinstance(value, str | None)), None)) is not None:
         raise GgufError(gguf.path, f"tokenizer.chat_template is {repr(wrong)[:40]}, not a text: convert the model again")
     return [{"name": "default", "template": template}, {"name": "tool_use", "template": tools}] if template and tools else template
