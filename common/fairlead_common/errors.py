@@ -10,6 +10,18 @@ class PromptError(ValueError):
         self.reason = reason
 
 
+def exceeds_context(limit: int, detail: str) -> str:
+    """Return the message for a prompt that exceeds the context length of `limit` tokens.
+
+    It begins as OpenAI's message does: LiteLLM and agents search for these words, and then send a shorter prompt or use another model.
+    """
+    return f"This model's maximum context length is {limit} tokens. However, {detail}."
+
+
+def too_many_tokens(min_tokens: int) -> str:
+    return f"your prompt is too long: it has at least {min_tokens} tokens; shorten it"
+
+
 class PromptTooLong(PromptError):
     """The prompt has more than `max_tokens` tokens. `min_tokens`: a lower bound of its tokens. `computed`: tokens computed to find it."""
 

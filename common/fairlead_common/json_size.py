@@ -52,11 +52,6 @@ def check_json(raw: bytes, max_tokens: int = 0, exact_above: int = MAX_OBJECTS) 
     return size
 
 
-def bound_json(raw: bytes) -> JsonSize:
-    """Return upper bounds of the nodes of any text."""
-    return _count(raw.translate(None, _NOT_MARKS))[0]
-
-
 def _count(marks: bytes) -> tuple[JsonSize, int]:
     """Return the size by the bytes `,:[{` of a text, and the number of its objects and lists."""
     opened = marks.count(b"[") + marks.count(b"{")

@@ -42,6 +42,7 @@ from fairlead_router.paths import (
 )
 from fairlead_router.request.client_request import Call, linger
 from fairlead_router.request.prompts import Prompt
+from fairlead_router.request.validation import too_long
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
@@ -268,6 +269,8 @@ class App:
             assert call.account is not None
             tenant, pay = call.caller.tenant.name, call.account.use
             prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, tenant, pay)
+            if prompt.min_tokens and not self._router.table.last_runtime:  # another engine may cut it
+                raise too_long(call.path, prompt.min_tokens, prompt.longest)
             if call.path == CHAT:
                 prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)

@@ -95,6 +95,8 @@ class Encoded(NamedTuple):
     """Whether the worker may use the tokens instead of the text."""
     computed: int
     """Tokens that were computed, also of a prompt that turned out to be too long."""
+    min_tokens: int = 0
+    """Least number of tokens of a prompt that exceeds the longest context; 0 for any other."""
 
 
 _decoder = msgspec.json.Decoder(Body)
@@ -121,7 +123,7 @@ def encode(path: str, body: Body, encoder: PromptEncoder, encoding: Encoding) ->
     try:
         tokens, is_single = _encode(path, body, encoder, encoding.salt, encoding.max_tokens)
     except PromptTooLong as error:
-        return Encoded(None, [], False, error.computed)
+        return Encoded(None, [], False, error.computed, error.min_tokens)
     except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
         tokens, is_single = None, False  # the worker refuses it with its own message
     if tokens is None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from os import environ
 from typing import Final, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ ANSWER_SECONDS: Final = 60.0
 """Longest wait for an answer. A process that computes reaches its limit of CPU time before, unless the machine is overloaded."""
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
 """One thread, so that the process's limits are those of a body."""
-_answers = msgspec.msgpack.Decoder(Fields | Tokens | Valid | Refusal)
+_answers = msgspec.msgpack.Decoder(tuple[float, Fields | Tokens | Valid | Refusal])
 Answer = TypeVar("Answer", Fields, Tokens, Valid)
 Result = TypeVar("Result")
 
@@ -42,11 +43,13 @@ class ParserProcess:
         with ours, theirs:
             fd = theirs.fileno()
             command = [sys.executable, "-m", parser_process.__name__, str(fd), str(cache.max_bytes // PROCESSES)]
-            environment = {**environ, **_ENVIRONMENT}
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], env=environment, start_new_session=True)
+            environment = {**os.environ, **_ENVIRONMENT}
+            # Ctrl-C is for the router. In a session of its own, Linux's autogroups would ignore the process's niceness.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], env=environment, process_group=0)
             self._connection = Connection(ours.detach())
         self._cache = cache
         self._loaded: OrderedDict[str, None] = OrderedDict()
+        self._used = self._taken = 0.0
 
     @property
     def pid(self) -> int:
@@ -69,7 +72,13 @@ class ParserProcess:
         answer = self._ask(Encode(name, encoding), None, Tokens)
         self._cache.count(answer.hit_tokens, answer.missed_tokens)
         hashes = [array("Q", one) for one in answer.hashes]
-        return Encoded(None if answer.tokens is None else array("I", answer.tokens), hashes, answer.is_single, answer.computed)
+        tokens = None if answer.tokens is None else array("I", answer.tokens)
+        return Encoded(tokens, hashes, answer.is_single, answer.computed, answer.min_tokens)
+
+    def take_cpu_seconds(self) -> float:
+        """Return the CPU seconds that the process used since the last call."""
+        used, self._taken = self._used - self._taken, self._used
+        return used
 
     def finish(self) -> None:
         """Let the process forget the body."""
@@ -77,8 +86,13 @@ class ParserProcess:
 
     def kill(self) -> None:
         """End the process. A method that waits for it in another thread raises."""
-        self._process.kill()
-        self._process.wait()
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # another thread ends it too
+            os.kill(self.pid, signal.SIGKILL)
+            _, status, usage = os.wait4(self.pid, 0)  # Popen does not tell the CPU time
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._used = usage.ru_utime + usage.ru_stime
 
     def close(self) -> None:
         self.kill()
@@ -93,7 +107,7 @@ class ParserProcess:
             self._connection.send_bytes(raw)
         if not self._connection.poll(ANSWER_SECONDS):
             raise EOFError
-        answer = _answers.decode(self._connection.recv_bytes())
+        self._used, answer = _answers.decode(self._connection.recv_bytes())
         if isinstance(answer, Refusal):
             raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code)
         assert isinstance(answer, kind)
@@ -108,16 +122,18 @@ class ParserPool:
         self._cache = cache
         self._slots = FairSlots(PROCESSES)
         self._processes: dict[int, ParserProcess] = {}
+        self._used: dict[int, float] = {}
+        """CPU seconds of the job that ended last in a slot."""
         self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="parser")
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes.values()]
 
-    async def run(self, tenant: str, job: Callable[[ParserProcess], Result]) -> Result:
+    async def run(self, tenant: str, job: Callable[[ParserProcess], Result], pay: Callable[[float], None] = lambda seconds: None) -> Result:
         """Run a job with one process, when it is the tenant's turn. Raises ApiError.
 
-        If the client disconnects, its slot is held until the job ends.
+        If the client disconnects, its slot is held until the job ends. `pay` then gets the CPU seconds, whatever the result.
         """
         slot = await self._slots.acquire(tenant)
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._run, slot, job)
@@ -125,6 +141,7 @@ class ParserPool:
         def release(done: "asyncio.Future[Result]") -> None:
             if not done.cancelled():
                 done.exception()  # marks it as retrieved; a caller that still waits gets it too
+            pay(self._used.pop(slot, 0.0))
             self._slots.release(tenant, slot)
 
         running.add_done_callback(release)
@@ -148,11 +165,13 @@ class ParserPool:
                 return job(process)
             finally:
                 process.finish()
+                self._used[slot] = process.take_cpu_seconds()
         except (OSError, EOFError):
             if process is not None:
                 self._processes.pop(slot, None)
                 with contextlib.suppress(OSError):
                     process.close()
+                self._used[slot] = process.take_cpu_seconds()
             raise _ended() from None
 
 

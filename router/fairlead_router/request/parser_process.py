@@ -1,7 +1,8 @@
 """The process that reads large bodies: `python -m fairlead_router.request.parser_process FD CACHE_BYTES`.
 
 Decoding holds Python's lock, so only another process keeps the router's event loop free. A body that takes too much CPU or memory ends this
-process by its own limits, and `parser_pool` starts another. It answers the messages of one connection, and exits when that is closed.
+process by its own limits, and `parser_pool` starts another. It answers the messages of one connection, and exits when that is closed. With
+each answer it tells the CPU seconds that bodies have taken since its start: tenants pay for them.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import math
 import os
 import resource
 import sys
+import time
 from collections import OrderedDict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,7 +33,7 @@ MEMORY_BYTES: Final = 96 << 20
 TOKEN_BYTES: Final = 200
 MAX_FORMATS: Final = 4
 """Prompt formats that are kept. The sender counts with the same number."""
-NICENESS: Final = 5
+NICENESS: Final = 10
 """Priority below the event loop, which all requests wait for."""
 
 
@@ -89,6 +91,7 @@ class Tokens(msgspec.Struct, tag=True):
     hashes: list[bytes]
     is_single: bool
     computed: int
+    min_tokens: int
     hit_tokens: int
     missed_tokens: int
 
@@ -105,19 +108,23 @@ class Parser:
     def serve(self, connection: Connection) -> None:
         """Answer messages until the connection is closed."""
         decode = msgspec.msgpack.Decoder(Load | Read | Validate | Encode | Finish).decode
+        for_itself = time.process_time()
         while True:
             match decode(connection.recv_bytes()):
                 case Load(name, format):
+                    began = time.process_time()
                     limit_resources(None)
                     self._encoders[name] = PromptEncoder(format, self._cache)
                     if len(self._encoders) > MAX_FORMATS:
                         self._encoders.popitem(last=False)
+                    for_itself += time.process_time() - began
                 case Finish():
                     self._body, self._fields = Body(), None
                     limit_resources(None)
                     trim_heap()
                 case message:
-                    connection.send_bytes(msgspec.msgpack.encode(self._answer(message, connection)))
+                    answer = self._answer(message, connection)
+                    connection.send_bytes(msgspec.msgpack.encode((time.process_time() - for_itself, answer)))
 
     def _answer(self, message: Read | Validate | Encode, connection: Connection) -> Fields | Valid | Refusal | Tokens:
         try:
@@ -148,7 +155,7 @@ class Parser:
         tokens = None if encoded.tokens is None else encoded.tokens.tobytes()
         hashes = [one.tobytes() for one in encoded.hashes]
         found = self._cache.hit_tokens - hits, self._cache.missed_tokens - misses
-        return Tokens(tokens, hashes, encoded.is_single, encoded.computed, *found)
+        return Tokens(tokens, hashes, encoded.is_single, encoded.computed, encoded.min_tokens, *found)
 
 
 def _refuse(error: ApiError) -> Refusal:

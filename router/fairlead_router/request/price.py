@@ -14,6 +14,8 @@ BYTE: Final = 0.003
 OBJECT: Final = 0.2
 """An object, list or key, decoded and walked through."""
 VALUE: Final = 0.02
+MOVED: Final = 0.0015
+"""A byte that is received, and for a large body copied to the process that reads it."""
 TOKENIZED: Final = 1.0
 """A token of a prompt, tokenized and hashed."""
 
@@ -25,6 +27,11 @@ def price_of(size: int, nodes: JsonSize, tokens: int) -> float:
     return (BYTE * size + OBJECT * nodes.objects + VALUE * nodes.values) / MICROSECONDS_A_TOKEN + TOKEN_PRICE * tokens
 
 
-def price_of_cpu(header: bytes | None) -> float:
+def price_of_cpu(size: int, cpu_seconds: float) -> float:
+    """Return the price of a body of `size` bytes that took so much CPU time to read or refuse. It is known only afterwards."""
+    return (MOVED * size + 1e6 * cpu_seconds) / MICROSECONDS_A_TOKEN
+
+
+def price_of_report(header: bytes | None) -> float:
     """Return the price of the CPU time that a worker reports for its work before the engine, as for a grammar, in milliseconds."""
     return 1000 * int(header) / MICROSECONDS_A_TOKEN if header is not None and header.isdigit() and len(header) <= 6 else 0.0

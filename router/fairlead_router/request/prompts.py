@@ -5,11 +5,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from time import thread_time
 from typing import Final
 
 import msgspec
 
-from fairlead_common.json_size import MAX_OBJECTS, MAX_VALUES, JsonSize, JsonTooLarge, bound_json, check_json
+from fairlead_common.json_size import JsonSize, JsonTooLarge, check_json
 from fairlead_common.memory import LARGE
 from fairlead_common.protocols.paths import COMPLETIONS, COUNT_TOKENS, POOLED
 from fairlead_common.truncate import quote
@@ -20,7 +21,7 @@ from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.request import validation
 from fairlead_router.request.body import CHATS, Chain, Encoded, Encoding, Fields, encode, read_fields
 from fairlead_router.request.parser_pool import ParserPool, ParserProcess
-from fairlead_router.request.price import TOKEN_PRICE, price_of
+from fairlead_router.request.price import TOKEN_PRICE, price_of, price_of_cpu
 from fairlead_router.request.request_params import RequestParams
 from fairlead_router.tenancy.tenants import ANONYMOUS
 
@@ -62,6 +63,9 @@ class Prompt(msgspec.Struct, frozen=True):
     """Tokens that its reading has cost the tenant already."""
     objects: int = 0
     """Objects, lists and keys of the body."""
+    min_tokens: int = 0
+    """Least length of a prompt that is certainly longer than `longest`, every context of its model; 0 for any other."""
+    longest: int = 0
 
     def tokens_for(self, tag: str) -> "array[int] | None":
         """Return the token ids that a worker with this format gets beside the text; None: they are not known."""
@@ -113,21 +117,30 @@ class Prompts:
         Raises ApiError: 400 for a body that is not a JSON object or has too many nodes, 404 for a model that no worker serves, 413 for a
         body that takes too much CPU or memory.
         """
+        paid = 0.0
+
+        def pay_for_cpu(seconds: float) -> None:
+            nonlocal paid
+            paid = price_of_cpu(len(body), seconds)
+            pay(paid)
+
+        size = self._check_here(body, pay)
+        if size is None:
+            prompt = await self._pool.run(tenant, partial(self._read_in_process, path, body, salt_of, session), pay_for_cpu)
+            return msgspec.structs.replace(prompt, price=paid)
         try:
-            prompt = await self._read_somewhere(path, body, salt_of, session, tenant)
-        except BaseException as error:
-            pay(self._price_of_failure(body, error))
+            if len(body) <= INLINE_BYTES:
+                prompt = self._read(path, body, salt_of, session, size)
+            else:
+                prompt = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, salt_of, session, size)
+        except asyncio.CancelledError:  # the client is gone, and the prompt is tokenized nevertheless
+            pay(price_of(len(body), size, len(body) // _BYTES_A_TOKEN))
+            raise
+        except ApiError:
+            pay(price_of(len(body), size, 0))
             raise
         pay(prompt.price)
         return prompt
-
-    async def _read_somewhere(self, path: str, body: bytes, salt_of: Callable[[str], str], session: str, tenant: str) -> Prompt:
-        size = self._check_here(body)
-        if size is not None and len(body) <= INLINE_BYTES:
-            return self._read(path, body, salt_of, session, size)
-        if size is not None:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, salt_of, session, size)
-        return await self._pool.run(tenant, partial(self._read_in_process, path, body, salt_of, session))
 
     async def validate(self, path: str, body: bytes, tenant: str = "") -> None:
         """Raise ApiError 400 for a body that every worker would refuse."""
@@ -147,7 +160,7 @@ class Prompts:
             else:
                 await asyncio.get_running_loop().run_in_executor(self._threads, check_json, body, self._formats.longest_prompt())
         except JsonTooLarge as error:
-            pay(self._price_of_failure(body, error))
+            pay(price_of(len(body), JsonSize(0, 0), 0))
             raise validation.too_large(error) from None
 
     def with_tokens(self, prompt: Prompt, tag: str, tokens: "array[int]") -> Prompt:
@@ -164,22 +177,15 @@ class Prompts:
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
-    def _price_of_failure(self, body: bytes, error: BaseException) -> float:
-        """Return the price of a body that was not read to its end: at most that of the largest one that is decoded."""
-        size = bound_json(body)
-        size = JsonSize(min(size.objects, MAX_OBJECTS), min(size.values, MAX_VALUES + self._formats.longest_prompt()))
-        if isinstance(error, asyncio.CancelledError):  # the client is gone, and the prompt is tokenized nevertheless
-            return price_of(len(body), size, len(body) // _BYTES_A_TOKEN)
-        killed = isinstance(error, ApiError) and error.status == 413  # by tokenizing it
-        return price_of(len(body), size, len(body) if killed else 0)
-
-    def _check_here(self, body: bytes) -> JsonSize | None:
-        """Return the size of a body that is decoded in this process; None for another. Raises ApiError 400."""
+    def _check_here(self, body: bytes, pay: Callable[[float], None] = lambda tokens: None) -> JsonSize | None:
+        """Return the size of a body that is decoded in this process; None for another. Raises ApiError 400 for too many nodes."""
         if len(body) > LARGE:
             return None
+        began = thread_time()
         try:
             size = check_json(body, self._formats.longest_prompt(), THREAD_OBJECTS)
         except JsonTooLarge as error:
+            pay(price_of_cpu(len(body), thread_time() - began))
             raise validation.too_large(error) from None
         return size if size.objects <= THREAD_OBJECTS else None
 
@@ -222,8 +228,9 @@ class Prompts:
         )
         if known is None:
             return prompt, None, None
-        chains = [_chain(one, digest, salt) for one in (known, *self._formats.with_same_tokens(known))] if has_kv else []
-        return prompt, known, Encoding(salt, known.format.max_model_len, chains)
+        formats = (known, *self._formats.with_same_tokens(known))
+        chains = [_chain(one, digest, salt) for one in formats] if has_kv else []
+        return prompt, known, Encoding(salt, max(one.format.max_model_len for one in formats), chains)
 
     def _adapter(self, model: str | None) -> Adapter | None:
         """Return the adapter of that name; None for a base model. Raises ApiError 404 for a name that no worker serves.
@@ -250,7 +257,7 @@ def _with_encoded(prompt: Prompt, known: KnownFormat, encoding: Encoding, encode
     """Return the prompt with its tokens and hashes, and the price of them."""
     price, tokens = prompt.price + encoded.computed * TOKEN_PRICE, encoded.tokens
     if tokens is None:
-        return msgspec.structs.replace(prompt, adapter="", price=price)
+        return msgspec.structs.replace(prompt, adapter="", price=price, min_tokens=encoded.min_tokens, longest=encoding.max_tokens)
     sent = tokens if encoded.is_single else None
     if not encoding.chains:
         return msgspec.structs.replace(prompt, length=len(tokens), tokens=sent, format_tag=known.tag, price=price)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fairlead_common.errors import exceeds_context, too_many_tokens
 from fairlead_common.json_size import JsonTooLarge
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
@@ -74,6 +75,12 @@ def decode_error(error: Exception) -> ApiError:
 
 def too_large(error: JsonTooLarge) -> ApiError:
     return ApiError(400, f"The request body is too large to decode: {error}.", code="request_too_large")
+
+
+def too_long(path: str, min_tokens: int, longest: int) -> ApiError:
+    """Return a 400 for a prompt of at least `min_tokens` tokens where `longest` are possible, as workers answer it."""
+    field = {COMPLETIONS: "prompt", EMBEDDINGS: "input"}.get(path, "messages")
+    return ApiError(400, exceeds_context(longest, too_many_tokens(min_tokens)), param=field, code="context_length_exceeded")
 
 
 def check(path: str, raw: bytes) -> None:

@@ -14,7 +14,7 @@ from fairlead_router.fleet.pending_prompt import PendingPrompt
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
-from fairlead_router.request.price import price_of_cpu
+from fairlead_router.request.price import price_of_report
 from fairlead_router.request.prompts import PROMPTED, Prompt
 from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
@@ -140,7 +140,7 @@ class Proxy:
                     self._admission.record_answer(ticket)
                     call.release_body()
                     if call.account is not None:
-                        call.account.use(price_of_cpu(head.get(b"x-fairlead-cpu-ms")))
+                        call.account.use(price_of_report(head.get(b"x-fairlead-cpu-ms")))
                     meter = self._observe_usage(call, worker, head, reply)
                     if cached is not None:
                         self._policy.record_answer(request, choice, cached)

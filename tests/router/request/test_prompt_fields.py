@@ -59,12 +59,20 @@ async def test_tokens_equal_the_workers_or_are_not_sent(fleet: Fleet, path: str,
     assert received.tokens == (expected.tolist() if tokenized else None)
 
 
-async def test_a_prompt_that_is_certainly_too_long_is_forwarded_unchanged(fleet: Fleet) -> None:
-    """The worker refuses it with its own message, and the router does not tokenize it."""
+async def test_a_prompt_that_is_certainly_too_long_is_refused_before_it_is_tokenized(fleet: Fleet) -> None:
+    """Another engine than Fairlead's may shorten it."""
     format = msgspec.structs.replace(make_format(), max_model_len=100)
     worker = await fleet.worker(format=format)
     router = await fleet.router(worker)
-    for length, tokenized in ((100, True), (101, False)):
-        worker.received.clear()
-        answer = await router.client.post("/v1/completions", json={"prompt": "x" * length, "model": "stand-in"})
-        assert answer.status_code == 200 and (worker.received[0].tokens is not None) == tokenized
+    (answer, refused) = [
+        await router.client.post("/v1/completions", json={"prompt": "x" * length, "model": "stand-in"}) for length in (100, 101)
+    ]
+    assert answer.status_code == 200 and worker.received[0].tokens is not None
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+    assert error["message"].startswith("This model's maximum context length is 100 tokens. However, ") and len(worker.received) == 1
+    cut = await router.client.post("/v1/completions", json={"prompt": "x" * 101, "model": "stand-in", "truncate_prompt_tokens": 50})
+    router.server.router.table.last_runtime = "sglang"
+    other = await router.client.post("/v1/completions", json={"prompt": "x" * 101, "model": "stand-in"})
+    assert {cut.status_code, other.status_code} == {200}
+    assert [received.tokens for received in worker.received[1:]] == [None, None]

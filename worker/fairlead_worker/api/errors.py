@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in the shape of the API of the request."""
 
+from fairlead_common.errors import exceeds_context
 from fairlead_common.protocols import errors as protocol_errors
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
@@ -48,13 +49,8 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def too_long(message: str, limit: int, field: str) -> ApiError:
-    """Return a 400 for a prompt that exceeds the context length. `field`: the request field of the prompt.
-
-    It begins as OpenAI's message does: LiteLLM and agents search for these words, and then send a shorter prompt or use another model.
-    """
-    return invalid(
-        f"This model's maximum context length is {limit} tokens. However, {message}.", param=field, code="context_length_exceeded"
-    )
+    """Return a 400 for a prompt that exceeds the context length. `field`: the request field of the prompt."""
+    return invalid(exceeds_context(limit, message), param=field, code="context_length_exceeded")
 
 
 def too_large(limit: int) -> ApiError:

@@ -29,7 +29,7 @@ def report_unknown_fields(names: Iterable[str]) -> None:
 
     Only plain identifiers are shown: a client can put anything into a name.
     """
-    shown = sorted(name for name in names if name.isascii() and name.isidentifier() and len(name) <= 64)
+    shown = sorted(name for name in names if len(name) <= 64 and name.isascii() and name.isidentifier())
     if (found := _found.get()) is not None:
         found += shown[:MAX_SHOWN]
     new = [name for name in shown if name not in _logged][: MAX_LOGGED - len(_logged)]

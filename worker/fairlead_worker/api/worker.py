@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from fairlead_common.errors import too_many_tokens
 from fairlead_common.memory import LARGE, trim_heap
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_common.prompts.token_cache import TokenCache
@@ -202,8 +203,7 @@ class Worker:
             # The client may disconnect while the thread continues. The lock is held until the thread ends.
             return await asyncio.shield(encoding)
         except PromptTooLong as error:
-            message = f"your prompt is too long: it has at least {error.min_tokens} tokens; shorten it"
-            raise too_long(message, self.max_model_len, error.field) from error
+            raise too_long(too_many_tokens(error.min_tokens), self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
 

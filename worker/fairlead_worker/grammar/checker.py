@@ -64,6 +64,7 @@ def _walk(compiler: Compiler, matcher: Matcher) -> None:
 
 
 def main() -> None:
+    os.setpgid(0, 0)  # Ctrl-C is for the worker. In a session of its own, Linux's autogroups would ignore the niceness below.
     lines = sys.stdin.buffer
     setup = msgspec.json.decode(lines.readline(), type=Setup)
     os.nice(NICENESS)

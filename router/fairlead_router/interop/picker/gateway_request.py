@@ -3,7 +3,7 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
-from fairlead_router.request.price import price_of_cpu
+from fairlead_router.request.price import price_of_report
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
@@ -36,7 +36,7 @@ class GatewayRequest:
 
     def read_head(self, status: int, headers: Headers) -> None:
         self._status = status
-        self.account.use(price_of_cpu(dict(headers).get(b"x-fairlead-cpu-ms")))
+        self.account.use(price_of_report(dict(headers).get(b"x-fairlead-cpu-ms")))
         if self.charge is not None:
             self.charge.meter.read_header(dict(headers).get(b"x-fairlead-usage"))
 

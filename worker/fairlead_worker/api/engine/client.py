@@ -6,7 +6,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -128,8 +128,16 @@ class EngineState:
     """Seconds since the start that other requests' prefill would have delayed a decode that ran all the time."""
 
 
+MAX_WAITING_TOKENS = 16_384
+"""Prompt tokens of one API request that wait in the engine at a time. It takes prompts in their order of arrival, so a list of a thousand
+prompts would delay everybody's next request by all of them."""
+
+
 class Generation:
-    """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones."""
+    """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones.
+
+    A submission is sent when the earlier ones that have no output yet have less than MAX_WAITING_TOKENS tokens.
+    """
 
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission], traced: int = 0) -> None:
         """`traced`: number of submissions, the first ones, whose prefill chunks the engine reports."""
@@ -143,12 +151,18 @@ class Generation:
         self._ids = [client.next_id() for _ in submissions]
         self._open = set(range(len(submissions)))
         self._submissions = submissions
+        self._sent = 0
+        """Submissions that the engine has got, the first ones."""
+        self._waiting: dict[int, int] = {}
+        """Prompt tokens of each submission that was sent and has no output. Choices of one prompt count once."""
+        self._waiting_tokens = 0
         self._attempt = submissions[0].attempt if submissions else ""
 
     async def __aenter__(self) -> "Generation":
         self._client.record_arrival()
-        for index, submission in enumerate(self._submissions):
-            self._client.register(self._ids[index], submission, self._make_deliver(index), traced=index < self._traced)
+        self._client.await_first_tokens(self._ids)
+        self._count_unsent(self._submissions, 1)
+        self._send()
         if self._attempt:
             self._client.attempts[self._attempt] = self
         return self
@@ -158,6 +172,11 @@ class Generation:
             del self._client.attempts[self._attempt]
         for index in tuple(self._open):
             self.abort(index)
+        self._count_unsent(self._submissions[self._sent :], -1)
+
+    def _count_unsent(self, submissions: Sequence[Submission], sign: int) -> None:
+        self._client.unsent += sign * len(submissions)
+        self._client.unsent_tokens += sign * sum(len(each.tokens) for each in submissions)
 
     def abort(self, index: int) -> None:
         """Stop submission `index`: its client disconnected, or a stop string was found."""
@@ -167,7 +186,7 @@ class Generation:
 
     def withdraw(self) -> None:
         """Ask the engine to drop the submissions if none of them has started. Their outputs then say `WITHDRAWN`."""
-        self._client.withdraw(self._ids)
+        self._client.withdraw(self._ids[: self._sent])
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
         """Yield batches of (submission, output) with everything that arrived since the last batch. End with the last submission.
@@ -197,6 +216,19 @@ class Generation:
             raise item
         return item
 
+    def _send(self) -> None:
+        """Send the next submissions. Raises EngineNotReady."""
+        while self._sent < len(self._submissions) and self._waiting_tokens < MAX_WAITING_TOKENS:
+            index, self._sent = self._sent, self._sent + 1
+            submission = self._submissions[index]
+            self._count_unsent([submission], -1)
+            if index not in self._open:
+                continue
+            is_choice = index > 0 and submission.tokens is self._submissions[index - 1].tokens
+            self._waiting[index] = 0 if is_choice else len(submission.tokens)
+            self._waiting_tokens += self._waiting[index]
+            self._client.register(self._ids[index], submission, self._make_deliver(index), traced=index < self._traced)
+
     def _store(self, index: int, output: Output) -> None:
         self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
         if self._unread_bytes <= MAX_UNREAD_BYTES:
@@ -211,6 +243,9 @@ class Generation:
                 self._arrived.append(item)
             else:
                 self._store(index, item)
+                if index in self._waiting and not item.error:
+                    self._waiting_tokens -= self._waiting.pop(index)
+                    self._send()
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 
@@ -238,6 +273,8 @@ class EngineClient:
         """Requests that the router can withdraw, by its name of the attempt."""
         self.grammars_pending = 0
         """Requests whose grammar is being checked or waits for that. The engine does not know them yet."""
+        self.unsent = self.unsent_tokens = 0
+        """Sequences, and their prompt tokens, that wait until earlier ones of their request have started."""
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapter changes that the engine has not answered yet."""
@@ -252,6 +289,11 @@ class EngineClient:
     def num_waiting(self) -> int:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
+
+    def await_first_tokens(self, ids: Iterable[str]) -> None:
+        """Count sequences as waiting, whether or not they are sent already. Raises EngineNotReady."""
+        self._check_serving()
+        self._awaiting_first_token.update(ids)
 
     def record_arrival(self) -> None:
         """Count a request, whatever the number of its sequences."""
@@ -274,9 +316,8 @@ class EngineClient:
         return Generation(self, submissions, traced)
 
     def register(self, id: str, submission: Submission, deliver: Deliver, traced: bool = False) -> None:
-        """Send a request to the engine. `deliver` receives its outputs, or EngineGone."""
-        if not self.serving:
-            raise EngineNotReady(self.state.reason or "the engine is not ready")
+        """Send a request to the engine. `deliver` receives its outputs, or EngineGone. Raises EngineNotReady."""
+        self._check_serving()
         self._channel.send(
             Submit(
                 id=id,
@@ -294,7 +335,10 @@ class EngineClient:
             )
         )
         self._receivers[id] = deliver
-        self._awaiting_first_token.add(id)
+
+    def _check_serving(self) -> None:
+        if not self.serving:
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
 
     def abort(self, id: str) -> None:
         self._awaiting_first_token.discard(id)
@@ -416,11 +460,10 @@ class EngineClient:
 
     def _handle_step(self, step: Step) -> None:
         if step.load is not None:
-            load = (
-                msgspec.structs.replace(step.load, waiting=step.load.waiting + self.grammars_pending)
-                if self.grammars_pending
-                else step.load
-            )
+            load, unknown = step.load, self.grammars_pending + self.unsent
+            if unknown:
+                backlog = load.backlog_tokens + self.unsent_tokens
+                load = msgspec.structs.replace(load, waiting=load.waiting + unknown, backlog_tokens=backlog)
             self.state.load = load
             self.on_load(load)
         if step.seconds:

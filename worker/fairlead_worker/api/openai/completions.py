@@ -122,13 +122,12 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
         )
     special, is_cut = request.add_special_tokens is not False, sampling_request.truncate_prompt_tokens is not None
     most = worker.max_countable_tokens if is_cut else worker.max_model_len
-    return [await _encode(worker, text, sampling_request.salt, special, most) for text in texts]
+    worker.check_queue_limit(len(texts) * sampling_request.best_of)  # before they are tokenized: a list may take seconds
 
+    def encode(text: "str | list[int]") -> "array[int]":
+        return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.salt, most)
 
-async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool, most: int) -> "array[int]":
-    if isinstance(text, list):
-        return array("I", text)
-    return await worker.encode(lambda: worker.encoder.encode_text(text, special, salt, most), len(text))
+    return await worker.encode(lambda: [encode(text) for text in texts], sum(map(len, texts)))
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

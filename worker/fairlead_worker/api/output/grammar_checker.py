@@ -142,7 +142,6 @@ class GrammarChecker:
             stdout=asyncio.subprocess.PIPE,
             limit=limit,
             env=SINGLE_THREAD | dict(os.environ),
-            start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
         process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
