@@ -99,7 +99,9 @@ class Poller:
             worker.marked_unhealthy, worker.checked_at = False, began
             was_usable, old_format, was_ready, adapters = worker.usable, worker.format_tag, worker.ready, worker.adapters
             worker.pool.close_expired()
-            if not await self._check_and_record(worker, history):
+            is_recorded = await self._check_and_record(worker, history)
+            self._table.bound_load_changes()
+            if not is_recorded:
                 continue
             if worker.ready != was_ready or worker.adapters != adapters:
                 self._table.update_adapters(worker)

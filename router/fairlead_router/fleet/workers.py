@@ -288,6 +288,11 @@ class WorkerTable:
         """Return (address, generation) of the workers whose engine does not serve the path, as far as they were asked."""
         return frozenset(self._lacking.get(path, {}).items())
 
+    def bound_load_changes(self) -> None:
+        """Bring the order up to date after many changes, so that no request has to apply all of them."""
+        if len(self._load_changed) >= MAX_LOAD_CHANGES:
+            self._update_order()
+
     def any_usable(self) -> bool:
         """Return whether there is any usable worker, if only as a last resort."""
         return bool(self.usable())
@@ -356,9 +361,9 @@ class WorkerTable:
 
     def _add(self, address: str) -> None:
         worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout, self._admin_port)
-        worker.on_eligibility_change, worker.on_load_change = partial(self._update_eligibility, worker), self._record_load
+        worker.on_eligibility_change, worker.on_load_change = partial(self._update_eligibility, worker), self._load_changed.add
         self._update_eligibility(worker)
-        self._record_load(address)
+        self._load_changed.add(address)
         self.on_added(worker)
 
     def _update_eligibility(self, worker: Worker) -> None:
@@ -374,12 +379,6 @@ class WorkerTable:
             if len(self._eligibility_by_model) < MAX_CACHED_MODELS:
                 self._eligibility_by_model[model] = eligibility
         return eligibility
-
-    def _record_load(self, address: str) -> None:
-        """Record that a worker's place in the order may have changed. A batch is applied at once, so that no request applies all."""
-        self._load_changed.add(address)
-        if len(self._load_changed) >= MAX_LOAD_CHANGES:
-            self._update_order()
 
     def _update_order(self) -> None:
         if self._load_changed:

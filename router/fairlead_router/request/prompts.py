@@ -33,6 +33,8 @@ _BYTES_A_TOKEN = 4
 """Estimate for prompts that are not tokenized here; it only serves to compare waiting times."""
 INLINE_BYTES: Final = 1024
 """Bodies up to this size are parsed on the event loop: waking a thread costs more (0.1 ms to tokenize a thousand bytes)."""
+UNCOUNTED: Final = JsonSize(0, 0)
+"""Of such a body: its bytes bound its nodes."""
 THREAD_OBJECTS: Final = 4096
 """Objects, lists and keys up to which a body of at most LARGE bytes is decoded in a thread. It holds Python's lock for 1 to 2 ms."""
 
@@ -117,19 +119,12 @@ class Prompts:
         Raises ApiError: 400 for a body that is not a JSON object or has too many nodes, 404 for a model that no worker serves, 413 for a
         body that takes too much CPU or memory.
         """
-        paid = 0.0
-
-        def pay_for_cpu(seconds: float) -> None:
-            nonlocal paid
-            paid = price_of_cpu(len(body), seconds)
-            pay(paid)
-
-        size = self._check_here(body, pay)
+        is_short = len(body) <= INLINE_BYTES
+        size = UNCOUNTED if is_short else self._check_here(body, pay)
         if size is None:
-            prompt = await self._pool.run(tenant, partial(self._read_in_process, path, body, salt_of, session), pay_for_cpu)
-            return msgspec.structs.replace(prompt, price=paid)
+            return await self._read_large(path, body, salt_of, session, tenant, pay)
         try:
-            if len(body) <= INLINE_BYTES:
+            if is_short:
                 prompt = self._read(path, body, salt_of, session, size)
             else:
                 prompt = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, salt_of, session, size)
@@ -142,10 +137,23 @@ class Prompts:
         pay(prompt.price)
         return prompt
 
+    async def _read_large(
+        self, path: str, body: bytes, salt_of: Callable[[str], str], session: str, tenant: str, pay: Callable[[float], None]
+    ) -> Prompt:
+        paid = 0.0
+
+        def pay_for_cpu(seconds: float) -> None:
+            nonlocal paid
+            paid = price_of_cpu(len(body), seconds)
+            pay(paid)
+
+        prompt = await self._pool.run(tenant, partial(self._read_in_process, path, body, salt_of, session), pay_for_cpu)
+        return msgspec.structs.replace(prompt, price=paid)
+
     async def validate(self, path: str, body: bytes, tenant: str = "") -> None:
         """Raise ApiError 400 for a body that every worker would refuse."""
-        size = self._check_here(body)
-        if size is not None and len(body) <= INLINE_BYTES:
+        size = UNCOUNTED if len(body) <= INLINE_BYTES else self._check_here(body)
+        if size is UNCOUNTED:
             validation.check(path, body)
         elif size is not None:
             await asyncio.get_running_loop().run_in_executor(self._threads, validation.check, path, body)
@@ -228,9 +236,12 @@ class Prompts:
         )
         if known is None:
             return prompt, None, None
-        formats = (known, *self._formats.with_same_tokens(known))
-        chains = [_chain(one, digest, salt) for one in formats] if has_kv else []
-        return prompt, known, Encoding(salt, max(one.format.max_model_len for one in formats), chains)
+        longest, chains = known.format.max_model_len, [_chain(known, digest, salt)] if has_kv else []
+        for other in self._formats.with_same_tokens(known):
+            longest = max(longest, other.format.max_model_len)
+            if has_kv:
+                chains.append(_chain(other, digest, salt))
+        return prompt, known, Encoding(salt, longest, chains)
 
     def _adapter(self, model: str | None) -> Adapter | None:
         """Return the adapter of that name; None for a base model. Raises ApiError 404 for a name that no worker serves.

@@ -139,8 +139,8 @@ class Proxy:
                     worker.breaker.record_success()
                     self._admission.record_answer(ticket)
                     call.release_body()
-                    if call.account is not None:
-                        call.account.use(price_of_report(head.get(b"x-fairlead-cpu-ms")))
+                    if call.account is not None and (cpu := head.get(b"x-fairlead-cpu-ms")) is not None:
+                        call.account.use(price_of_report(cpu))
                     meter = self._observe_usage(call, worker, head, reply)
                     if cached is not None:
                         self._policy.record_answer(request, choice, cached)
