@@ -45,7 +45,11 @@ class AgentConfig(BaseSettings):
     block_tokens: int = Field(0, ge=0, description="tokens of a block of the prefix index, a multiple of the engine's (0: the engine's)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on (0: any free one)")
-    admin_port: OptionalPort = Field(None, description="port of the admin paths, which --port then refuses (empty: --port serves all)")
+    admin_port: OptionalPort = Field(
+        None,
+        description="port of the admin paths and of the engine's paths other than inference (empty: --port serves the admin paths, and "
+        "nothing the others)",
+    )
     drain_timeout: float = Field(120.0, ge=0, description="seconds for running requests to finish after SIGTERM")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
     allowed_remotes: str = Field(

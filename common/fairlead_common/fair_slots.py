@@ -2,6 +2,10 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class FairSlots:
@@ -28,6 +32,28 @@ class FairSlots:
             if not turn.cancelled():  # the slot was granted at the same moment
                 self.release(tenant, turn.result())
             raise
+
+    async def run(
+        self, tenant: str, start: Callable[[int], "asyncio.Future[Result]"], ended: Callable[[int], None] = lambda slot: None
+    ) -> Result:
+        """Start work in a thread when it is the tenant's turn, and return its result. `start` and `ended` get the slot.
+
+        If the caller is cancelled, the slot is held until the work ends.
+        """
+        slot = await self.acquire(tenant)
+        running = start(slot)
+
+        def release(done: "asyncio.Future[Result]") -> None:
+            if not done.cancelled():
+                done.exception()  # marks it as retrieved; a caller that still waits gets it too
+            ended(slot)
+            self.release(tenant, slot)
+
+        running.add_done_callback(release)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            del running  # its exception refers to this frame, and only a garbage collection would free the body
 
     def release(self, tenant: str, slot: int) -> None:
         """Free a slot and grant it to the next tenant's oldest request."""

@@ -165,7 +165,8 @@ class App:
                 await call.read_body(request, self._router.config.max_body_bytes)
             table = self._router.table
             if not table.any_usable() and not table.last_runtime:  # another engine has other fields
-                await self._router.prompts.validate(path, call.body, call.caller.tenant.name)
+                assert call.account is not None
+                await self._router.prompts.validate(path, call.body, call.caller.tenant.name, call.account.use)
             if path in PROMPTED:
                 prompt = await self._prompt(call)
                 self._router.demand.request_started(0 if call.is_best_effort else prompt.length)

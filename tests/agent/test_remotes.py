@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fairlead_agent.remotes import AllowedRemotes, RemoteRefused
+from fairlead_common.protocols.paths import CHAT
 
 URL = "http://169.254.169.254/latest/meta-data"
 DATA = "data:image/png;base64,aGVsbG8="
@@ -128,6 +129,31 @@ def test_ordinary_requests_with_urls_are_no_connections() -> None:
         part({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}}),
     ):
         check(document)
+
+
+def test_documents_of_a_chat_are_for_its_template_and_those_of_a_score_for_the_engine() -> None:
+    body = json.dumps({"messages": [], "documents": [{"title": "a", "url": URL}]}).encode()
+    AllowedRemotes("").check(body, CHAT)
+    with pytest.raises(RemoteRefused, match=r"documents\[0\]\.url: "):
+        AllowedRemotes("").check(body, "/v1/rerank")
+
+
+def test_a_deep_field_is_refused() -> None:
+    deep: Any = {"image_url": URL}
+    for _ in range(450):
+        deep = [deep]
+    with pytest.raises(RemoteRefused, match="is not allowed"):
+        check({"messages": deep})
+
+
+def test_texts_in_lists_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """380,000 empty texts would otherwise stop the agent's event loop for 0.4 s."""
+    looked = list[str]()
+    monkeypatch.setattr(AllowedRemotes, "_is_allowed", lambda self, text, name, is_kwargs: not looked.append(name))
+    check({"prompt": ["x"] * 1000, "a": [[""] * 1000]})
+    assert looked == []
+    check({"input": [{"image": ["x"] * 3}]})
+    assert looked == ["image"] * 3
 
 
 @pytest.mark.parametrize("type", [[], {}, 1, None, "unknown"])

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead_common import json_size
-from fairlead_common.json_size import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, JsonTooLarge, check_json
+from fairlead_common.json_size import MAX_DEPTH, MAX_OBJECTS, MAX_STRINGS, MAX_VALUES, JsonTooLarge, check_json
 
 texts = st.text(st.sampled_from('ab,:[]{}"\\/\n1é🙂'), max_size=12)
 values = st.recursive(
@@ -96,6 +96,17 @@ REAL = {
 @pytest.mark.parametrize("kind", REAL)
 def test_real_requests_pass(kind: str) -> None:
     check_json(REAL[kind].encode(), 131_072)
+
+
+def test_texts_are_bounded_before_they_are_cut_out() -> None:
+    texts = b'["' + b'","'.join([b"a:"] * (MAX_STRINGS + 1)) + b'"]'
+    with pytest.raises(JsonTooLarge, match=f"{MAX_STRINGS} are allowed"):
+        check_json(texts, 1 << 20)
+    check_json(texts.replace(b'"a:",', b"", 1), 1 << 20)
+
+
+def test_an_embedding_request_of_token_ids_passes_with_any_context() -> None:
+    check_json(json.dumps({"input": [[1] * 146] * 2048}).encode(), 512)
 
 
 def test_the_longest_prompt_adds_its_token_ids() -> None:

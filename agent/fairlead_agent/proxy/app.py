@@ -76,7 +76,7 @@ class Api:
                     return refuse(path, 405, f"{request.method} is not allowed on {path}; use {allowed[0]}", {"allow": ", ".join(allowed)})
                 return await handler(request)
             if not self._forwards(part, request, inference):
-                return refuse(path, 404, f"this port does not serve {request.method} {truncate(path)}")
+                return refuse(path, 404, f"this port does not serve {request.method} {truncate(path)}: the agent's --admin-port does")
             return await self._forwarder.handle(request)
 
         app = web.Application(client_max_size=self._agent.config.max_body_bytes)  # of compressed bodies: read_body bounds the rest

@@ -73,7 +73,7 @@ class Forwarder:
                 elif raw and path in INFERENCE:
                     decode_fields(raw, longest)
                 if body.data and path in INFERENCE:
-                    self._remotes.check(body.data)
+                    self._remotes.check(body.data, path)
             except RemoteRefused as error:
                 return self.refusal(path, 400, str(error))
             except Refused as error:

@@ -1,6 +1,6 @@
 -- Stores an encrypted response of a tenant. ARGV: its name, the tenant's tag, the text, seconds until it expires, most responses of a tenant, most bytes of a
 -- tenant, most bytes of all tenants. Returns {'OK'}; {'FULL'}: there is no room. Only the tenant's own responses make room, the oldest first.
--- A tenant may have an equal share of all bytes, counted with one more tenant, so that a new one finds room.
+-- A tenant may have an equal share of all bytes, counted with one more tenant: one that stores again shrinks to it.
 local p, tag, name, text, time = KEYS[1], ARGV[2], ARGV[1], ARGV[3], call('TIME')
 local now = time[1] * 1000000 + time[2]  -- microseconds: the order of two responses is that of their scores
 local seconds, most, most_bytes, all_bytes = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])

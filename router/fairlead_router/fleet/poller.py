@@ -97,7 +97,7 @@ class Poller:
             began = time.monotonic()
             worker.check_requested.clear()
             worker.marked_unhealthy, worker.checked_at = False, began
-            was_usable, old_format, was_ready, adapters = worker.usable, worker.format_tag, worker.ready, worker.adapters
+            old_format, was_ready, adapters = worker.format_tag, worker.ready, worker.adapters
             worker.pool.close_expired()
             is_recorded = await self._check_and_record(worker, history)
             self._table.bound_load_changes()
@@ -106,7 +106,7 @@ class Poller:
             if worker.ready != was_ready or worker.adapters != adapters:
                 self._table.update_adapters(worker)
                 self._table.notify()
-            if worker.usable != was_usable or worker.format_tag != old_format or history.is_first:
+            if worker.usable != (worker in self._counted) or worker.format_tag != old_format or history.is_first:
                 self._count_format(worker)
                 self._table.notify()
                 history.is_first = False

@@ -376,8 +376,9 @@ class WorkerTable:
             eligibility = Eligibility[Worker](model)
             for worker in self._workers.values():
                 eligibility.update(worker)
-            if len(self._eligibility_by_model) < MAX_CACHED_MODELS:
-                self._eligibility_by_model[model] = eligibility
+            if len(self._eligibility_by_model) >= MAX_CACHED_MODELS:
+                self._eligibility_by_model.pop(next(name for name in self._eligibility_by_model if name))
+            self._eligibility_by_model[model] = eligibility
         return eligibility
 
     def _update_order(self) -> None:

@@ -75,6 +75,10 @@ class ParserProcess:
         tokens = None if answer.tokens is None else array("I", answer.tokens)
         return Encoded(tokens, hashes, answer.is_single, answer.computed, answer.min_tokens)
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def take_cpu_seconds(self) -> float:
         """Return the CPU seconds that the process used since the last call."""
         used, self._taken = self._used - self._taken, self._used
@@ -135,20 +139,12 @@ class ParserPool:
 
         If the client disconnects, its slot is held until the job ends. `pay` then gets the CPU seconds, whatever the result.
         """
-        slot = await self._slots.acquire(tenant)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._run, slot, job)
-
-        def release(done: "asyncio.Future[Result]") -> None:
-            if not done.cancelled():
-                done.exception()  # marks it as retrieved; a caller that still waits gets it too
-            pay(self._used.pop(slot, 0.0))
-            self._slots.release(tenant, slot)
-
-        running.add_done_callback(release)
-        try:
-            return await asyncio.shield(running)
-        finally:
-            del running  # its exception refers to this frame, and only a garbage collection would free the body
+        loop = asyncio.get_running_loop()
+        return await self._slots.run(
+            tenant,
+            lambda slot: loop.run_in_executor(self._threads, self._run, slot, job),
+            lambda slot: pay(self._used.pop(slot, 0.0)),
+        )
 
     def close(self) -> None:
         """End the processes, and so the jobs that run."""
@@ -159,7 +155,7 @@ class ParserPool:
     def _run(self, slot: int, job: Callable[[ParserProcess], Result]) -> Result:
         process = self._processes.get(slot)
         try:
-            if process is None:
+            if process is None or process.has_ended:  # the system may end one that is idle
                 process = self._processes[slot] = ParserProcess(self._cache)
             try:
                 return job(process)

@@ -119,9 +119,11 @@ class Parser:
                         self._encoders.popitem(last=False)
                     for_itself += time.process_time() - began
                 case Finish():
+                    began = time.process_time()
                     self._body, self._fields = Body(), None
                     limit_resources(None)
                     trim_heap()
+                    for_itself += time.process_time() - began
                 case message:
                     answer = self._answer(message, connection)
                     connection.send_bytes(msgspec.msgpack.encode((time.process_time() - for_itself, answer)))

@@ -1,7 +1,7 @@
 """Secret that the routers share with the batch server. With it either side says for which tenant it acts.
 
-The operator creates the Secret, and only these two Deployments mount it. The file is read at each use: it has 64 bytes, and the kubelet
-updates it when the Secret is replaced.
+The operator creates the Secret, and only these two Deployments mount it. The file is read at each use: it has 64
+bytes, and a pod on a node without the earlier one sees a replaced Secret.
 """
 
 import hmac

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,49 @@ async def test_a_body_that_takes_too_much_memory_is_refused_alone(fleet: Fleet, 
     assert before - level(router) > 10_000, "it has paid for the CPU time of the process"
     assert first not in pids(router) and len(worker.received) == 2
     assert (await ask(router, ANNA, LONG)).status_code == 200 and pids(router) != [first]
+
+
+async def test_a_tenants_dense_bodies_hold_one_thread(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    router, _ = await guarded(fleet, tmp_path)
+    reading, go, read = list[str](), threading.Event(), Prompts._read
+
+    def slow(self: Prompts, path: str, raw: bytes, salt_of: Any, *rest: Any) -> Prompt:
+        reading.append(raw.decode()[:60])
+        if b"hers" in raw:
+            go.wait()
+        return read(self, path, raw, salt_of, *rest)
+
+    monkeypatch.setattr(Prompts, "_read", slow)
+    asking = [asyncio.create_task(ask(router, ANNA, f"hers {number}" + "! ?" * 20_000)) for number in range(8)]
+    try:
+        await eventually(lambda: len(reading) == 1, "one of hers is read")
+        assert (await asyncio.wait_for(ask(router, BORIS, SHORT), 30)).status_code == 200
+        assert (await asyncio.wait_for(ask(router, BORIS, "his " * 10_000), 30)).status_code == 200
+        assert len(reading) == 3
+    finally:
+        go.set()
+    assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+
+
+async def test_an_idle_process_that_the_system_ended_is_replaced(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (first,) = pids(router)
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert (await ask(router, BORIS, LONG)).status_code == 200, "it is not his fault"
+    assert first not in pids(router)
+
+
+async def test_a_body_that_is_refused_without_a_worker_is_paid_for(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, RICH)
+    assert (await ask(router, ANNA)).status_code == 200
+    worker.ready = False
+    await eventually(lambda: not router.server.router.table.any_usable(), "no worker is left")
+    for fields in ({"prompt": "x", "user": 5}, {"prompt": "x", "user": 5, "padding": "x" * 10_000}, {"user": LONG}):
+        before = level(router)
+        assert (await post(router, COMPLETIONS, json.dumps(fields).encode())).status_code == 400
+        assert level(router) < before, "a refused body is paid"
 
 
 async def test_a_process_that_was_killed_is_replaced(fleet: Fleet, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class RequestContext:
         """True once the whole request body was received."""
         self.close_connection = False
         """True to tell the client to open a new connection for its next request."""
+        self._cpu_seconds = 0.0
         self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
@@ -70,6 +71,8 @@ class RequestContext:
         if message["type"] == "http.response.start":
             self.response_started = True
             message["headers"] = [*message.get("headers", ()), *self._common_headers]
+            if self._cpu_seconds:
+                message["headers"].append((CPU_HEADER, b"%d" % (1000 * self._cpu_seconds)))
             if self._unknown_fields:
                 message["headers"].append((HEADER, format_header(self._unknown_fields)))
             if self.close_connection:
@@ -95,7 +98,7 @@ class RequestContext:
 
     def report_cpu(self, seconds: float) -> None:
         """Tell the router in the answer's headers how long the request has computed before the engine, so that its tenant pays."""
-        self._common_headers.append((CPU_HEADER, b"%d" % (1000 * seconds)))
+        self._cpu_seconds += seconds
 
     def replay_body(self, body: bytes) -> None:
         """Let `read_body` return a body that was read already."""

@@ -203,7 +203,7 @@ class Worker:
             # The client may disconnect while the thread continues. The lock is held until the thread ends.
             return await asyncio.shield(encoding)
         except PromptTooLong as error:
-            raise too_long(too_many_tokens(error.min_tokens), self.max_model_len, error.field) from error
+            raise too_long(too_many_tokens(error.min_tokens), error.max_tokens, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
 

@@ -40,9 +40,7 @@ class Limits(ConfigObject):
     stored_response_bytes: Annotated[
         int, Field(ge=1, le=8 * MIB, description="bytes of a stored response with the conversation before it, at most 8 MiB")
     ] = 256 * 1024
-    stored_tenant_bytes: Annotated[Positive, Field(description="bytes of a tenant's stored responses; its oldest ones make room")] = (
-        16 * MIB
-    )
+    stored_tenant_bytes: Annotated[Positive, Field(description="bytes of a tenant's stored responses; its oldest ones make room")] = 8 * MIB
     stored_service_bytes: Annotated[
         Positive, Field(description="bytes of all stored responses; a tenant gets at most an equal share, and makes room by its own only")
     ] = 64 * MIB

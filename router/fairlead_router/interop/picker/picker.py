@@ -144,9 +144,9 @@ class Picker:
             prompt = estimate_prompt(request.length)
             request.client.account.use(prompt.price)
             return prompt
-        if not self._table.any_usable():
-            await self._prompts.validate(request.path, request.body, request.client.caller.tenant.name)
         began, caller, pay = monotonic(), request.client.caller, request.client.account.use
+        if not self._table.any_usable():
+            await self._prompts.validate(request.path, request.body, caller.tenant.name, pay)
         prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name, pay)
         if request.path == CHAT:
             prompt = await self._rendering.correct(request.body, prompt)
