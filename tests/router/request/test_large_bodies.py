@@ -190,7 +190,7 @@ async def test_an_idle_process_that_the_system_ended_is_replaced(fleet: Fleet, t
     assert (await ask(router, ANNA, LONG)).status_code == 200
     (first,) = pids(router)
     os.kill(first, signal.SIGKILL)
-    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert (await ask(router, BORIS, LONG)).status_code == 200, "it is not his fault"
     assert first not in pids(router)
 
