@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fairlead_operator.kube.cache import Cache, Key
@@ -47,7 +48,7 @@ class Applier:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
             if desired["kind"] == SECRETS.kind:
-                if refusal := await self._catch_refusal(self._secrets.write(desired)):
+                if refusal := await self._catch_refusal(self._secrets.write(desired, partial(self._is_mounted, objects))):
                     refusals["/".join(key)] = refusal
                 continue
             applied = self._applied.get(key)
@@ -65,6 +66,11 @@ class Applier:
         await self._prune(wanted, keep)
         self._applied = {key: applied for key, applied in self._applied.items() if key in wanted}  # each edit has a ControllerRevision
         return refusals
+
+    def _is_mounted(self, objects: Sequence[Mapping[str, Any]], secret: str) -> bool:
+        """Return whether the live object of one of `objects` names a Secret."""
+        keys = [(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"] != SECRETS.kind]
+        return any(secret in str(self._cache.child(self._owner, key)) for key in keys)
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
         if live is None:

@@ -24,13 +24,19 @@ class SecretWriter:
         self._clock = clock
         self._written: dict[str, tuple[str, float]] = {}
 
-    async def write(self, desired: Mapping[str, Any]) -> None:
-        """Create an immutable Secret if none of its name exists; apply any other. Raises ApiError."""
+    async def write(self, desired: Mapping[str, Any], is_mounted: Callable[[str], bool] = lambda name: False) -> None:
+        """Create an immutable Secret if none of its name exists; apply any other. Raises ApiError.
+
+        `is_mounted`: whether a live child mounts the Secret of a name. An earlier process has created such a Secret, before its child: an
+        operator that has just started does not write one for each service.
+        """
         name, now, wanted = desired["metadata"]["name"], self._clock(), digest(desired)
         before, at = self._written.get(name, ("", 0.0))
         if before == wanted and now - at < REWRITE_PERIOD:
             return
-        if desired.get("immutable"):
+        if desired.get("immutable") and not before and is_mounted(name):
+            pass
+        elif desired.get("immutable"):
             await self._create(desired)
         else:
             await self._cluster.apply(desired)

@@ -135,3 +135,18 @@ def test_only_routers_mount_the_secret_of_stored_responses() -> None:
     assert order.index((secrets.KIND, name)) < order.index(("Deployment", "qwen-router"))
     alone = desired(service(), Observed(), replace(SETTINGS, redis_url=""), NOW).objects
     assert "responses" not in json.dumps(alone), "without Redis nothing is stored"
+
+
+def test_an_operator_that_has_just_started_does_not_write_a_secret_that_a_child_mounts() -> None:
+    """With a thousand services, that would be a thousand writes. A deleted one is created at the next rewrite."""
+    api = Unreadable()
+    secret, _ = of_group(service(engine=ENGINE))
+    mounting = next(body for body in worker.objects(service(engine=ENGINE), SETTINGS) if body["kind"] == "LeaderWorkerSet")
+    restarted, cache = applier(api)
+    with cache.read() as read:
+        read.put({**mounting, "metadata": {**mounting["metadata"], "uid": "2", "resourceVersion": "7"}})
+    finished(restarted.converge([secret, mounting]))
+    assert not [how for _, how, _ in api.writes if how == "create"]
+    restarted._secrets._clock = lambda: 1e9
+    finished(restarted.converge([secret, mounting]))
+    assert len(api.of("Secret")) == 1
