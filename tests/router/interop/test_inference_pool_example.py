@@ -53,6 +53,8 @@ def test_the_picker_reaches_the_chart_s_redis_with_the_credentials_of_the_servic
     settings = Settings("w", "r", redis_url=flags["redis-url"], redis_files=("username", "password", "ca.crt"))
     assert flags["redis-url"].startswith("rediss://fairlead-redis.fairlead-system.svc.cluster.local:")
     assert redis.flags(service, settings).items() <= flags.items()
-    assert redis.mounts(settings) == container["volumeMounts"]
-    (volume,) = spec["volumes"]
-    assert volume["secret"]["secretName"] == redis_secret(service, ROUTER)
+    *of_redis, responses = container["volumeMounts"]
+    assert redis.mounts(settings) == of_redis
+    assert Path(flags["responses-secret-file"]).parent == Path(responses["mountPath"]), "several pickers need the same secret"
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"]}
+    assert secrets == {of_redis[0]["name"]: redis_secret(service, ROUTER), responses["name"]: "qwen-picker"}
