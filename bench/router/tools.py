@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from tests.router.prompt_format import make_format
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).with_name("c")
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 LISTEN_SECONDS = 10.0
 PROMPT = "A prompt of a few words, as people write them; nothing in it is ever computed."

@@ -21,8 +21,16 @@ MAX_LINES: Final = 512
 MAX_LINE_BYTES: Final = 8190
 PIECE_BYTES: Final = 256 << 10
 _ENCODINGS = ("", "7bit", "8bit", "binary")
-MALFORMED: Final = (ValueError, AssertionError, RuntimeError, HttpProcessingError, aiohttp.ClientPayloadError, web.RequestPayloadError)
-"""What aiohttp raises for a body that is no form, or ends early."""
+MALFORMED: Final = (
+    ValueError,
+    AssertionError,
+    RuntimeError,
+    HttpProcessingError,
+    ConnectionResetError,
+    aiohttp.ClientPayloadError,
+    web.RequestPayloadError,
+)
+"""What aiohttp raises for a body that is no form, or ends early, perhaps because its client has gone."""
 
 
 class _BoundedContent(aiohttp.StreamReader):

@@ -11,6 +11,7 @@ from typing import Final
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_index.score import StartEstimate
 from fairlead_router.errors import ApiError, Headers
+from fairlead_router.request.price import price_of_pieces
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.quota import Account
@@ -20,6 +21,8 @@ from fairlead_router.tenancy.usage import UsageMeter
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.held_stream import HeldStream
 
+FREE_PIECES: Final = 256
+"""Pieces of a body that cost nothing beside its bytes: the largest one comes in 32 reads."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
@@ -183,13 +186,21 @@ class Call:
             )
         if self.length is not None and self.length > limit:
             raise self.too_large(limit, reason)
-        while not request.is_complete and request.received <= limit:
-            self.reserve_body(request.received)
-            await request.wait_for_body()
+        try:
+            while not request.is_complete and request.received <= limit:
+                self.reserve_body(request.received)
+                await request.wait_for_body()
+        finally:
+            self.pay_for_pieces(request)
         if request.received > limit:
             raise self.too_large(limit, reason)
         self.reserve_body(request.received)
         self.body = request.take()
+
+    def pay_for_pieces(self, request: Request) -> None:
+        """Charge a body that came in many pieces: each costs the event loop, however short it is."""
+        if request.pieces > FREE_PIECES and self.account is not None:
+            self.account.use(price_of_pieces(request.pieces))
 
     def too_large(self, limit: int, reason: str) -> ApiError:
         """Return the 413 for a body beyond `limit` bytes."""

@@ -16,6 +16,10 @@ OBJECT: Final = 0.2
 VALUE: Final = 0.02
 MOVED: Final = 0.0015
 """A byte that is received, and for a large body copied to the process that reads it."""
+PIECE: Final = 0.45
+"""A chunk of a chunked body, or another piece in which it is parsed."""
+FORWARDED: Final = 500.0
+"""A request that the batch server answers."""
 TOKENIZED: Final = 1.0
 """A token of a prompt, tokenized and hashed."""
 
@@ -30,6 +34,11 @@ def price_of(size: int, nodes: JsonSize, tokens: int) -> float:
 def price_of_cpu(size: int, cpu_seconds: float) -> float:
     """Return the price of a body of `size` bytes that took so much CPU time to read or refuse. It is known only afterwards."""
     return (MOVED * size + 1e6 * cpu_seconds) / MICROSECONDS_A_TOKEN
+
+
+def price_of_pieces(pieces: int) -> float:
+    """Return the price of parsing a body that came in so many pieces."""
+    return PIECE * pieces / MICROSECONDS_A_TOKEN
 
 
 def price_of_report(header: bytes | None) -> float:

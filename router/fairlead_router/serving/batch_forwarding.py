@@ -9,6 +9,7 @@ from yarl import URL
 
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import Call, linger
+from fairlead_router.request.price import FORWARDED, price_of_cpu
 from fairlead_router.serving.relay import relay_body
 from fairlead_router.tenancy.shared_secret import SharedSecret
 from fairlead_router.wire.client_connection import STREAMED_BYTES, Request
@@ -55,6 +56,17 @@ class BatchForwarder:
             body = _body(request)
             if call.length is not None:
                 headers["content-length"] = str(call.length)
+        try:
+            await self._exchange(call, request, reply, headers, body)
+        finally:
+            call.pay_for_pieces(request)
+            if call.account is not None:
+                call.account.use(price_of_cpu(request.received, FORWARDED / 1e6))
+
+    async def _exchange(
+        self, call: Call, request: Request, reply: Reply, headers: dict[str, str], body: AsyncIterator[bytes] | None
+    ) -> None:
+        assert self._session is not None
         url = self._url.with_path(call.path, encoded=True).with_query(request.query.decode("latin-1"))
         try:
             async with self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False) as response:

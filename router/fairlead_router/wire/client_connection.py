@@ -45,6 +45,8 @@ class Request:
         """Received and unread bytes of the body. One buffer, because a list of small pieces costs 20 times their bytes."""
         self.received = 0
         """Received bytes of the body."""
+        self.pieces = 0
+        """Pieces in which the body was parsed: its chunks, or what was read at once."""
         self.is_complete = False
         """The whole body has arrived."""
         self.is_streamed = False
@@ -261,6 +263,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if request.method in _WITHOUT_BODY:
             return
         request.received += len(body)
+        request.pieces += 1
         request.body += body
         if request.is_streamed and len(request.body) > STREAMED_BYTES:
             self._pause_reading()

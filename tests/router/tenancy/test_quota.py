@@ -1,7 +1,8 @@
 """Token rates: usage is what the worker reports, is shared by all routers, and is charged to its own tenant only."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairlead_common.memory import LARGE
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
+from fairlead_router.request.price import MICROSECONDS_A_TOKEN, PIECE
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
 from fairlead_router.tenancy.usage import UsageMeter
@@ -128,6 +130,29 @@ async def test_a_refused_request_pays_for_its_reading(fleet: Fleet, tmp_path: Pa
     before, price = level(router), 200_000 - level(router)
     assert (await ask(router, ANNA, prompt, model="nobody")).status_code == 404
     assert 0 < before - level(router) < price, "nothing was tokenized"
+
+
+async def test_a_body_in_tiny_chunks_pays_for_each(fleet: Fleet, tmp_path: Path) -> None:
+    """Parsing costs by the chunk: 25,000 chunks of 8 bytes take 11 ms of the event loop."""
+    router, worker = await guarded(fleet, tmp_path, RICH)
+    body = json.dumps({"prompt": "x", "user": 5, "padding": "x" * 80_000}).encode()
+
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.whole(400, {"error": {"message": "no"}})
+
+    async def chunks(size: int) -> AsyncIterator[bytes]:
+        for at in range(0, len(body), size):
+            yield body[at : at + size]
+
+    assert (await ask(router, ANNA)).status_code == 200
+    worker.behaviour = refuses
+    spent = []
+    for size in (len(body), 8):
+        before = level(router)
+        answer = await router.client.post("/v1/completions", content=chunks(size), headers={"authorization": f"Bearer {ANNA}"})
+        assert answer.status_code == 400
+        spent.append(before - level(router))
+    assert spent[1] - spent[0] > 0.9 * len(body) / 8 * PIECE / MICROSECONDS_A_TOKEN
 
 
 async def test_a_request_as_large_as_the_bucket_is_admitted_although_its_reading_is_paid_first(fleet: Fleet, tmp_path: Path) -> None:

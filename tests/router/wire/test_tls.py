@@ -241,7 +241,7 @@ async def test_bodies_refusals_and_plain_clients_on_a_tls_port(fleet: Fleet, aut
         admin = next(line for line in lines if "admin paths on" in line).rsplit(":", 1)[1].strip()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{admin}") as probes:  # the kubelet's probes stay plain
             await until_ready(probes, 200)
-        large = {"model": "stand-in", "prompt": "x" * 3_000_000}
+        large = {"model": "stand-in", "prompt": "x", "padding": "x" * 3_000_000}
         assert (await client.post("/v1/completions", json=large, **EXTENSIONS)).status_code == 200
         assert len(worker.received[-1].body) > 3_000_000
         context = trust(authority)

@@ -4,6 +4,8 @@ import re
 
 from tests.worker.api.process import WorkerProcess
 
+from fairlead_worker.api.schema import MAX_FIELDS
+
 BODY = {"prompt": "one two", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 
 
@@ -31,3 +33,8 @@ def test_a_name_cannot_forge_a_header_or_a_log_line(shared: WorkerProcess) -> No
     shown = answer.headers["x-fairlead-warning"].removeprefix("ignored unknown fields: ").split(", ")
     assert shown == [f"many_{number:03}" for number in range(10)]
     assert "set-cookie" not in answer.headers and logged(shared, "many_499") == 0
+
+
+def test_a_body_of_thousands_of_fields_is_refused(shared: WorkerProcess) -> None:
+    refused = shared.client.post("/v1/completions", json={"prompt": "x", **{f"u{number}": 0 for number in range(MAX_FIELDS)}})
+    assert refused.status_code == 400 and f"at most {MAX_FIELDS}" in refused.json()["error"]["message"]

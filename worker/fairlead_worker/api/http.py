@@ -175,7 +175,8 @@ class RequestMiddleware:
             if scope["path"] in INFERENCE:
                 self._worker.check_serving()
                 if scope["path"] in GENERATING:
-                    self._worker.check_queue_limit(1)  # before the body is read and tokenized
+                    tenant = context.headers.get(b"x-fairlead-tenant", b"").decode("latin-1")
+                    self._worker.check_queue_limit(1, tenant)  # before the body is read and tokenized
                 with self._worker.track_request():
                     self._check_length(context)
                     await self._router(scope, context.receive, context.send)

@@ -59,7 +59,7 @@ async def send_answer(
     run = GenerationRun(worker, generation_request, context.span)
 
     async def work() -> None:
-        worker.check_queue_limit(len(generation_request.submissions))
+        worker.check_queue_limit(len(generation_request.submissions), generation_request.submissions[0].tenant)
         async with worker.engine.generate(generation_request.submissions, run.engine_spans.count) as generation:
             deltas = run.deltas(generation) if before_end is None else _followed_by(run.deltas(generation), before_end)
             if stream:
@@ -92,8 +92,9 @@ async def _send_document(
 ) -> None:
     async for batch in deltas:
         writer.collect(batch)
-    # Twenty entries for each token of a long prompt take seconds. A thread keeps the other streams running meanwhile.
-    document = await asyncio.to_thread(writer.document) if generation_request.needs_prompt_logprobs else writer.document()
+    # Twenty entries for each token of a long prompt or of many choices take seconds. A thread keeps the other streams running meanwhile.
+    has_many = generation_request.needs_prompt_logprobs or any(each.sampling.logprobs for each in generation_request.submissions)
+    document = await asyncio.to_thread(writer.document) if has_many else writer.document()
     await context.respond_json(
         document, {CACHED_HEADER: str(_cached_tokens(generation_request)), USAGE_HEADER: _usage_header(generation_request)}
     )

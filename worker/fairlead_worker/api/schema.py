@@ -177,6 +177,8 @@ class UnloadLoraRequest(msgspec.Struct, frozen=True):
     lora_name: str
 
 
+MAX_FIELDS = 1024
+"""Fields of a request. The largest API has 60."""
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -204,6 +206,8 @@ def parse(data: bytes, type: type[Body], max_tokens: int = 0) -> Body:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
+    if len(raw) > MAX_FIELDS:
+        raise invalid(f"the body has {len(raw)} fields, and at most {MAX_FIELDS} are allowed: send fewer", code="request_too_large")
     if unknown := raw.keys() - set(type.__struct_fields__):
         report_unknown_fields(unknown)
     return convert(raw, type)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INLINE_ENCODE_SIZE = 4096
+MOST_QUEUES = 8
 """Characters up to which prompts are tokenized in the event loop. For short prompts, a thread costs more than the work."""
 
 MIN_COUNTABLE_TOKENS = 1 << 18
@@ -133,13 +134,18 @@ class Worker:
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 
-    def check_queue_limit(self, sequences: int) -> None:
-        """Raise the 429 that sends the router to another pod if `sequences` more would exceed the waiting limit.
+    def check_queue_limit(self, sequences: int, tenant: str) -> None:
+        """Raise the 429 that sends the router to another pod if `sequences` more of a tenant would exceed the waiting limit.
 
-        An empty queue always accepts one request. Otherwise a request with more sequences than the limit could never be served.
+        A tenant of which nothing waits may always send one request: another's list may fill the limit, and a request with more sequences
+        than the limit could never be served. Several tenants share the limit equally. MOST_QUEUES bounds what all of them may send:
+        without a router, a client chooses its name.
         """
-        limit, waiting = self.config.max_waiting_requests, self.engine.num_waiting
-        if limit and waiting and waiting + sequences > limit:
+        limit, waiting, own = self.config.max_waiting_requests, self.engine.num_waiting, self.engine.waiting_by_tenant[tenant]
+        if not limit or waiting + sequences <= limit:
+            return
+        share = limit // max(1, len(+self.engine.waiting_by_tenant))
+        if (own and own + sequences > share) or waiting > MOST_QUEUES * limit:
             message = f"{waiting} sequences wait for their first token, and the limit is {limit} (--max-waiting-requests)"
             raise busy(message, max(1, round(self.engine.estimate_wait())))
 

@@ -5,8 +5,8 @@ import itertools
 import logging
 import time
 from array import array
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -160,7 +160,7 @@ class Generation:
 
     async def __aenter__(self) -> "Generation":
         self._client.record_arrival()
-        self._client.await_first_tokens(self._ids)
+        self._client.await_first_tokens(self._ids, self._submissions[0].tenant if self._submissions else "")
         self._count_unsent(self._submissions, 1)
         self._send()
         if self._attempt:
@@ -268,7 +268,9 @@ class EngineClient:
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
-        self._awaiting_first_token: set[str] = set()
+        self._awaiting_first_token: dict[str, str] = {}
+        """The tenant of each sequence that waits."""
+        self.waiting_by_tenant = Counter[str]()
         self.attempts: dict[str, Generation] = {}
         """Requests that the router can withdraw, by its name of the attempt."""
         self.grammars_pending = 0
@@ -290,10 +292,18 @@ class EngineClient:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
 
-    def await_first_tokens(self, ids: Iterable[str]) -> None:
+    def await_first_tokens(self, ids: Sequence[str], tenant: str) -> None:
         """Count sequences as waiting, whether or not they are sent already. Raises EngineNotReady."""
         self._check_serving()
-        self._awaiting_first_token.update(ids)
+        self._awaiting_first_token.update(dict.fromkeys(ids, tenant))
+        self.waiting_by_tenant[tenant] += len(ids)
+
+    def _stop_waiting(self, id: str) -> None:
+        tenant = self._awaiting_first_token.pop(id, None)
+        if tenant is not None:
+            self.waiting_by_tenant[tenant] -= 1
+            if not self.waiting_by_tenant[tenant]:
+                del self.waiting_by_tenant[tenant]
 
     def record_arrival(self) -> None:
         """Count a request, whatever the number of its sequences."""
@@ -341,7 +351,7 @@ class EngineClient:
             raise EngineNotReady(self.state.reason or "the engine is not ready")
 
     def abort(self, id: str) -> None:
-        self._awaiting_first_token.discard(id)
+        self._stop_waiting(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
@@ -404,6 +414,7 @@ class EngineClient:
             logger.error("engine: %s", reason)
         receivers, self._receivers = self._receivers, {}
         self._awaiting_first_token.clear()
+        self.waiting_by_tenant.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
         changes, self._changes = self._changes, {}
@@ -472,7 +483,7 @@ class EngineClient:
         if step.events:
             self.on_events(step.events)
         for output in step.each():
-            self._awaiting_first_token.discard(output.id)
+            self._stop_waiting(output.id)
             deliver = self._receivers.get(output.id)
             if deliver is None:
                 continue

@@ -1,5 +1,6 @@
 """One pass of a request through the engine: its deltas, its timing, and one log line at the end."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,9 @@ from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED, WITHDRAWN
 
 logger = logging.getLogger(__name__)
+
+MAX_ENTRIES = 1000
+"""Log-probabilities that are formatted before other streams get their turn: a few milliseconds."""
 
 
 @dataclass(slots=True)
@@ -43,9 +47,14 @@ class GenerationRun:
         """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine ended a sequence with an error."""
         metrics, choices = self.worker.metrics, self.generation_request.choices
         async for batch in generation.outputs():
-            now = time.monotonic()
-            deltas = []
+            now, entries = time.monotonic(), 0
+            deltas: list[tuple[int, OutputDelta]] = []
             for index, output in batch:
+                if entries > MAX_ENTRIES:  # other streams get their turn
+                    yield deltas
+                    await asyncio.sleep(0)
+                    deltas, entries = [], 0
+                entries += sum(len(each.top_ids) for each in output.logprobs)
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue

@@ -122,7 +122,8 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
         )
     special, is_cut = request.add_special_tokens is not False, sampling_request.truncate_prompt_tokens is not None
     most = worker.max_countable_tokens if is_cut else worker.max_model_len
-    worker.check_queue_limit(len(texts) * sampling_request.best_of)  # before they are tokenized: a list may take seconds
+    # before they are tokenized: a list may take seconds
+    worker.check_queue_limit(len(texts) * sampling_request.best_of, sampling_request.tenant)
 
     def encode(text: "str | list[int]") -> "array[int]":
         return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.salt, most)

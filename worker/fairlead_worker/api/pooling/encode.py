@@ -128,7 +128,7 @@ class PoolingRun:
     timings: list[Timing] = field(default_factory=list)
 
     async def execute(self, submissions: Sequence[Submission]) -> None:
-        self.worker.check_queue_limit(len(submissions))
+        self.worker.check_queue_limit(len(submissions), submissions[0].tenant)
         vectors: list[array[float]] = [array("f")] * len(submissions)
         spans = EngineSpans(self.span, self.start_time)
         async with self.worker.engine.generate(submissions, spans.count) as generation:
