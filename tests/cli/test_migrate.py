@@ -1,15 +1,20 @@
 """`fairlead migrate`: each field of a source is in the result or listed, with the reason; the result is valid; nothing is silent."""
 
 import io
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.operator.support.manifests import SETTINGS
 
 from fairlead.main import main
 from fairlead.migrate.command import convert
 from fairlead_operator.api import InferenceService
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
 
 Body = dict[str, Any]
 
@@ -168,7 +173,7 @@ def container(command: str, more: str = "") -> str:
         ),
         yaml.safe_dump(
             {
-                "command": ["bash", "-c", "set -e\n# vLLM\nsleep 1 && exec vllm serve org/m $FLAGS"],
+                "command": ["bash", "-c", "set -e\n# vLLM\nsleep 1 && exec vllm serve org/m $FLAGS 2>&1 | tee /tmp/log"],
                 "env": [{"name": "FLAGS", "value": "--max-num-seqs=9 --seed=1"}],
             }
         ),
@@ -203,7 +208,7 @@ def test_degrees_of_parallelism_become_gpus_and_replicas(flags: str, gpus: int, 
     spec = made["spec"]
     assert {key: value for key, value in spec["engine"].items() if key in ("tensorParallel", "nodes")} == engine
     assert spec["resources"]["gpus"] == engine.get("tensorParallel", 1) and spec["replicas"] == replicas
-    assert ("parallel" in flags or "p 2" in flags) or "uses 1 of them" in messages
+    assert ("parallel" in flags or "p 2" in flags) or "a replica uses 1" in messages
 
 
 def test_a_leader_worker_set_over_nodes_runs_fairleads_engine() -> None:
@@ -641,6 +646,24 @@ SOURCES = (
     STACK,
     MODEL_SERVICE.replace("URI", "hf://a/b"),
 )
+
+
+@pytest.mark.parametrize("text", SOURCES)
+def test_the_operator_makes_pods_of_each_result(text: str) -> None:
+    """Of its pod template too: no path is mounted twice, and each mount has a volume of one kind."""
+    for body in migrate(text)[0]:
+        body["metadata"] |= {"uid": "uid-1", "generation": 1}
+        children = desired(
+            InferenceService.parse(body), Observed(), replace(SETTINGS, vllm_image="vllm:1"), datetime(2026, 1, 1, tzinfo=UTC)
+        )
+        (worker,) = [one for one in children.objects if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-worker")]
+        pod = worker["spec"]["template"]["spec"]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        assert len(volumes) == len(pod["volumes"]) and all(len(one) == 2 for one in volumes.values())
+        for container in (*pod["containers"], *pod["initContainers"]):
+            mounts = container.get("volumeMounts", [])
+            assert container["image"] and len({one["mountPath"] for one in mounts}) == len(mounts)
+            assert {one["name"] for one in mounts} <= volumes.keys()
 
 
 @pytest.mark.parametrize("text", SOURCES)

@@ -103,7 +103,7 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
     for body in documents:
         if not isinstance(body, dict):
             raise UserError(f"{where}: contains {show(body)}, which is no manifest and no Helm values")
-        if "kind" in body and (template := find_template(body)):
+        if "kind" in body and any(one.matches(body) for one in SOURCES) and (template := find_template(body)):
             raise UserError(f"{where}: {show(template)} {RENDER}")
         yield body
 

@@ -53,7 +53,8 @@ def _find_server(words: Sequence[str]) -> int | None:
 
 def _read_script(draft: Draft, script: str, source: str) -> bool:
     """Read a shell script: the statement that starts vLLM, and the variables that it sets. Other statements are noted."""
-    lexer = shlex.shlex(re.sub(r"\\\r?\n", " ", script), posix=True, punctuation_chars=";&|\n")
+    script = re.sub(r"\s(\d?>>?|&>)\s*(&\d|[^\s;|&]+)", " ", re.sub(r"\\\r?\n", " ", script))  # continued lines, redirections
+    lexer = shlex.shlex(script, posix=True, punctuation_chars=";&|\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         tokens = list(lexer)
@@ -68,12 +69,16 @@ def _read_script(draft: Draft, script: str, source: str) -> bool:
     found = False
     for statement in statements:
         words = statement[: next((number for number, word in enumerate(statement) if word.startswith("#")), len(statement))]
-        while words and (words[0] in ("exec", "export", "env", "then", "do") or re.match(r"[A-Za-z_]\w*=", words[0])):
+        while words and (words[0] in ("exec", "export", "env", "then", "else", "do") or re.match(r"[A-Za-z_]\w*=", words[0])):
             name, assigned, value = words.pop(0).partition("=")
             if assigned:
                 draft.env[name] = {"name": name, "value": _expand(draft, value, source, shell=True)}
+        if words[:1] == ["eval"]:
+            words = shlex.split(" ".join(words[1:]))
         start = _find_server(words)
         if start is not None:
+            if found:
+                draft.note(source, "the script starts vLLM in several places: the flags of all of them were read, check them")
             _read_flags(draft, [part for word in words[start:] for part in _expand_word(draft, word, source)], source)
             found = True
         elif words and words[0] not in ("set", "fi", "done", "wait", ":"):
@@ -224,6 +229,17 @@ def _kv_transfer(draft: Draft, values: list[str], source: str) -> bool:
     return True
 
 
+def _download_dir(draft: Draft, values: list[str], source: str) -> bool:
+    draft.cache_paths += values
+    draft.note(source, "the operator sets the path; spec.model.cache is the volume: nothing to do", " ".join(values))
+    return True
+
+
+def _config(draft: Draft, values: list[str], source: str) -> bool:
+    draft.note(source, "the file must set no flag that a field of spec sets, such as the model or the port: check it", " ".join(values))
+    return False
+
+
 FLAGS: Mapping[str, Callable[[Draft, list[str], str], bool]] = {
     "model": _model,
     "model-tag": _model,
@@ -253,6 +269,8 @@ FLAGS: Mapping[str, Callable[[Draft, list[str], str], bool]] = {
     "enable-chunked-prefill": _chunked,
     "no-enable-chunked-prefill": lambda draft, values, source: _chunked(draft, ["false"], source),
     "lora-modules": _adapters,
+    "download-dir": _download_dir,
+    "config": _config,
     "kv-transfer-config": _kv_transfer,
 }
 """Flag → what carries it over and returns whether it did. What is not carried over stays in `spec.engine.args`."""
@@ -267,7 +285,5 @@ DROPPED: Mapping[str, str] = {
     **dict.fromkeys(("dpl", "dpa", "dpr", "dpn", "api-server-count"), _ONE_POD),
     **dict.fromkeys(("headless", "master-port", "nnodes", "node-rank", "master-addr", "distributed-executor-backend"), _PODS),
     "hf-token": "put the token into a Secret and name it in spec.model.secretRef",
-    "download-dir": "spec.model.cache names the volume for downloads, at the operator's path: nothing to do",
-    "kv-events-topic": "the agent reads the events at the operator's address: nothing to do",
 }
 """Flags that no worker may have, and why."""

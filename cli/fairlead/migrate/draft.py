@@ -25,8 +25,7 @@ class Draft:
     `pods`: of one replica. `all_gpus`: the source spreads a model over all GPUs of the pod when no flag says so.
     """
 
-    source: str
-    name: str
+    name: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -84,7 +83,8 @@ class Draft:
         if fewest == most:
             self.put("replicas", fewest, source)
             return
-        self.spec.pop("replicas", None)
+        if "replicas" in self.spec:
+            self.note(self.origins["replicas"], f"{source} sets the number", self.spec.pop("replicas"))
         self.put("scaling.minReplicas", fewest, source)
         self.put("scaling.maxReplicas", most, source)
         self.put("scaling.target.ttftMilliseconds", START_TTFT_MILLISECONDS, source)

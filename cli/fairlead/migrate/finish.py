@@ -9,7 +9,7 @@ from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import NotMigratable
 from fairlead_operator.api.spec import Model
 
-_HUB_CACHES = ("/root/.cache/huggingface", "/.cache/huggingface", "/root/.cache")
+_HUB_CACHES = ("/root/.cache/huggingface", "/.cache/huggingface")
 _KSERVE_MOUNT = "/mnt/models"
 _OWN_VOLUMES = re.compile(r"^(tmp|shm|cache|model|draft|agent-tmp|adapter-\d+)$")
 _SOURCES = {
@@ -27,10 +27,17 @@ def finish(draft: Draft) -> None:
     _set_names(draft)
     _set_cache(draft)
     _set_gpus(draft)
+    gateway = draft.get("exposure.gateway")
+    if gateway and "parentRef" not in gateway:
+        del draft.spec["exposure"]["gateway"]
+        draft.note(
+            draft.origins["exposure.gateway.hostnames"], "name your Gateway in spec.exposure.gateway.parentRef too", gateway["hostnames"]
+        )
     runtime = _choose_runtime(draft)
     draft.spec["engine"] = {"runtime": runtime, **draft.spec.get("engine", {})}
     if runtime == "VLLM" and not draft.get("engine.image"):
-        draft.note("spec.engine.image", "absent in the source, so the chart's images.vllm runs: check that its version knows the flags")
+        on_cpus = " and runs on CPUs" if draft.get("resources.gpus") == 0 else ""
+        draft.note("spec.engine.image", f"absent in the source, so the chart's images.vllm runs: check that it knows the flags{on_cpus}")
     if draft.env:
         draft.spec["engine"]["env"] = list(draft.env.values())
     _set_pod_template(draft, "engine" if runtime == "VLLM" else "worker")
@@ -97,28 +104,26 @@ def _set_names(draft: Draft) -> None:
         draft.note(draft.origins.get("model.name", draft.model_source), f"not allowed as a name: clients send {draft.name} instead", name)
         return
     draft.put("model.name", name, draft.origins.get("model.name", draft.model_source))
-    for one in draft.get("model.adapters") or []:
-        if one["name"] == name:
-            raise NotMigratable(f"{draft.origins['model.adapters']}: adapter {name} has the name of the model: rename it")
 
 
 def _set_cache(draft: Draft) -> None:
-    """Make the volume of the hub's cache that of `spec.model.cache`."""
-    paths = {*draft.cache_paths, *_HUB_CACHES}
-    for path in [one for one in draft.mount_specs if one in paths]:
-        volume = draft.mounts[path][0]
-        draft.mount_specs.pop(path)
-        claim, host, empty = (volume.get(name) for name in ("persistentVolumeClaim", "hostPath", "emptyDir"))
+    """Make the volume of the hub's cache that of `spec.model.cache`, whose root the operator sets as HF_HOME."""
+    homes = {*draft.cache_paths, *_HUB_CACHES}
+    for path in [one for one in draft.mount_specs if any(home == one or home.startswith(f"{one}/") for home in homes)]:
+        volume, folder = draft.mounts[path]
+        claim, host, empty = (volume.get(name) or {} for name in ("persistentVolumeClaim", "hostPath", "emptyDir"))
         source = f"volume {volume.get('name')}"
         if not draft.get("model.uri").startswith(("hf://", *_BUCKETS)) or draft.get("model.cache"):
-            draft.note(source, "the model is not downloaded into it: nothing to do")
-        elif claim:
+            continue
+        del draft.mount_specs[path]
+        found = "found there" if path in homes and not folder else "downloaded again"
+        if claim:
             draft.put("model.cache.persistentVolumeClaim.claimName", claim.get("claimName"), source)
-            draft.note(source, "workers write to its root as group 65532: make it writable; what the old pods downloaded is found in hub/")
+            draft.note(source, f"make its root writable for group 65532; what the old pods downloaded is {found}")
         elif host:
             draft.put("model.cache.hostPath.path", host.get("path"), source)
-            draft.note(source, "the folder must exist on each node and be writable for group 65532")
-        elif isinstance(empty, dict) and empty.get("sizeLimit"):
+            draft.note(source, f"the folder must exist on each node, writable for group 65532; what the old pods downloaded is {found}")
+        elif empty.get("sizeLimit"):
             draft.put("model.cache.emptyDir.sizeLimit", str(empty["sizeLimit"]), source)
 
 
@@ -129,9 +134,8 @@ def _set_gpus(draft: Draft) -> None:
         tensor, at = max(1, (draft.gpus or 1) // (pipeline * data)), draft.origins.get("resources.gpus", "")
     total, source = tensor * pipeline, pipeline_at or at
     if pipeline > 1:
-        draft.note(
-            pipeline_at, f"no pipeline parallelism: spec.engine.tensorParallel is {total}, which must divide the model's heads", pipeline
-        )
+        text = f"no pipeline parallelism: spec.engine.tensorParallel is {total}, which must divide the model's heads"
+        draft.note(pipeline_at, text, pipeline)
     if data > 1:
         _multiply_replicas(draft, data, data_at)
     nodes = 1
@@ -146,24 +150,23 @@ def _set_gpus(draft: Draft) -> None:
         if not draft.gpus and total == 1:
             gpus = 0
             draft.note("resources", "no GPU is requested: the workers run on CPUs (spec.resources.gpus: 0)")
-    if draft.gpus and draft.gpus != gpus * (data if draft.pods == 1 else 1) and data == 1:
-        draft.note(
-            gpus_source,
-            f"vLLM uses {gpus} of them for a replica, so spec.resources.gpus is {gpus}; for more, raise both fields",
-            draft.gpus,
-        )
+    if draft.gpus and draft.gpus != gpus * (data if draft.pods == 1 else 1):
+        text = f"a replica uses {gpus}, so spec.resources.gpus is {gpus}: to use more, raise spec.engine.tensorParallel too"
+        draft.note(gpus_source, text, draft.gpus)
     if total > 1:
         draft.put("engine.tensorParallel", total, source or gpus_source)
     draft.put("resources.gpus", gpus, gpus_source or "resources")
 
 
 def _multiply_replicas(draft: Draft, data: int, source: str) -> None:
-    for field in ("scaling.minReplicas", "scaling.maxReplicas") if draft.get("scaling") else ("replicas",):
-        draft.put(field, (draft.get(field) or (1 if field == "replicas" else 0)) * data, draft.origins.get(field, source))
-    draft.notes = [one for one in draft.notes if not one.endswith(" is used instead") or "eplicas" not in one]
-    draft.note(
-        source, f"each of the {data} parts is a worker: spec.replicas is multiplied; CPU and memory of the old pod were for all", data
-    )
+    """Make a worker of each part of data parallelism."""
+    if scaling := draft.get("scaling"):
+        scaling.update({name: scaling[name] * data for name in ("minReplicas", "maxReplicas")})
+    else:
+        draft.spec["replicas"] = draft.spec.get("replicas", 1) * data
+        draft.origins.setdefault("replicas", source)
+    text = f"each of the {data} parts is a worker, so the number of replicas is multiplied; CPU and memory of the old pod were for all"
+    draft.note(source, text, data)
 
 
 def _choose_runtime(draft: Draft) -> str:
@@ -190,12 +193,11 @@ def _choose_runtime(draft: Draft) -> str:
 
 def _set_pod_template(draft: Draft, engine: str) -> None:
     """Put what has no field of its own into `spec.podTemplate`."""
-    renamed: dict[str, str] = {}
     for path, mount in draft.mount_specs.items():
         volume = dict(draft.mounts[path][0])
         name = str(volume["name"])
         if _OWN_VOLUMES.match(name):
-            volume["name"] = renamed[name] = f"own-{name}"
+            volume["name"] = f"own-{name}"
         draft.container.setdefault("volumeMounts", []).append({**mount, "name": volume["name"]})
         if volume not in draft.pod.setdefault("volumes", []):
             draft.pod["volumes"].append(volume)

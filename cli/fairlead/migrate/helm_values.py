@@ -106,6 +106,7 @@ _CLAIM = "create a PersistentVolumeClaim and name it in spec.model.cache.persist
 _CLIENTS = "clients call the Service of the InferenceService: write an Ingress to it, or set spec.exposure.gateway"
 _LMCACHE = "add vLLM's --kv-transfer-config and LMCache's variables to spec.engine; the prefix index does not follow LMCache"
 _CONTROLLER = "the operator of Fairlead needs no such part: nothing to do"
+_CHAT_TEMPLATE = "put it into a ConfigMap, mount that with spec.podTemplate, and add --chat-template to spec.engine.args"
 _KEYS = "make keys with `fairlead keys new`, and name their Secret in spec.access.keysSecretRef"
 _ROUTER_OWN = "the operator sets it for the routers: nothing to do"
 _STACK_REASONS = {
@@ -115,7 +116,7 @@ _STACK_REASONS = {
     "servingEngineSpec.modelSpec.hf_token": _SECRET,
     "servingEngineSpec.modelSpec.limitCPU": "workers have a CPU request, and no limit: nothing to do",
     "servingEngineSpec.modelSpec.lmcacheConfig": _LMCACHE,
-    "servingEngineSpec.modelSpec.chatTemplate": "put it into a ConfigMap, mount that with spec.podTemplate, and add --chat-template",
+    "servingEngineSpec.modelSpec.chatTemplate": _CHAT_TEMPLATE,
     "servingEngineSpec.modelSpec.initContainer": reasons_of_pod("")[".initContainers"],
     "servingEngineSpec.modelSpec.keda": "spec.scaling.target is the only metric: nothing to do",
     "servingEngineSpec.modelSpec.raySpec": "a worker needs no Ray: nothing to do",
@@ -144,7 +145,13 @@ _STACK_REASONS = {
     **{f"routerSpec.{name}": _ROUTER_OWN for name in ("repository", "tag", "imagePullPolicy", "containerPort", "servicePort", "strategy")},
     **{f"routerSpec.{name}": _ROUTER_OWN for name in ("serviceDiscovery", "k8sServiceDiscoveryType", "engineScrapeInterval")},
     **{f"routerSpec.{name}": _ROUTER_OWN for name in ("requestStatsWindow", "labels", "livenessProbe", "readinessProbe", "startupProbe")},
-    **{f"routerSpec.{name}": _ROUTER_OWN for name in ("securityContext", "containerSecurityContext", "pdb", "lmcacheConfig", "enablePD")},
+    **{f"routerSpec.{name}": _ROUTER_OWN for name in ("securityContext", "containerSecurityContext", "lmcacheConfig", "enablePD")},
+    **{f"routerSpec.{name}": _ROUTER_OWN for name in ("pdb", "serviceMonitor", "lmcacheControllerPort", "lmcacheControllerReplyPort")},
+    **dict.fromkeys(("kube-prometheus-stack", "grafanaDashboards"), "the chart makes monitors and dashboards: nothing to do"),
+    "servingEngineSpec.serviceMonitor": "the chart makes PodMonitors (monitoring.podMonitors): nothing to do",
+    "routerSpec.otel": "tracing is configured for all services in the chart (docs/operate/tracing.md)",
+    "servingEngineSpec.modelSpec.pdb": "set spec.podDisruptionBudget",
+    "servingEngineSpec.modelSpec.chatTemplateConfigMap": _CHAT_TEMPLATE,
     "cacheserverSpec": _LMCACHE,
     "loraController": _CONTROLLER,
     "loraAdapters": "only adapters of the hub are carried over: name the others by spec.model.adapters (pvc://)",
@@ -173,7 +180,7 @@ def _convert_stack(fields: Fields, context: Context) -> list[Draft]:
 
 def _convert_entry(fields: Fields, entry: Fields) -> Draft:
     engines, router, adapters = fields.part("servingEngineSpec"), fields.part("routerSpec"), fields.items("loraAdapters")
-    draft = Draft("modelSpec of production-stack", "")
+    draft = Draft()
     draft.rename(entry.take("name", ""), entry.at("name"))
     repository, tag = entry.take("repository"), entry.take("tag")
     if repository:
@@ -286,7 +293,7 @@ def _render(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _convert_model_service(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft("model service of llm-d", "")
+    draft = Draft()
     name = str(fields.take("modelArtifacts.name", ""))
     draft.rename(fields.take("fullnameOverride") or name.rpartition("/")[2], "modelArtifacts.name")
     draft.served_name, draft.origins["model.name"] = name, "modelArtifacts.name"

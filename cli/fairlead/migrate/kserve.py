@@ -5,7 +5,7 @@ from typing import Any
 
 from fairlead.migrate.command_line import read_arguments, read_command
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, quantity, whole
+from fairlead.migrate.fields import Fields, NotMigratable, quantity, show, whole
 from fairlead.migrate.finish import finish
 from fairlead.migrate.pods import read_container, read_pod, reasons_of_pod
 from fairlead.migrate.sources import METADATA_REASONS, Context, Source, is_kind, pod_metadata
@@ -30,9 +30,13 @@ def read_gateway(draft: Draft, fields: Fields, path: str) -> None:
         draft.put("exposure.gateway.parentRef", kept, first.path)
 
 
+def _serve_as(draft: Draft, value: Any, source: str) -> None:
+    draft.served_name, draft.origins["model.name"] = str(value), source
+
+
 LLM = (
     Field("spec.model.uri", "model.uri", str),
-    Field("spec.model.name", lambda draft, value, source: _serve_as(draft, value, source)),
+    Field("spec.model.name", _serve_as),
     Field("spec.model.lora.maxRank", flag("max-lora-rank")),
     Field("spec.model.lora.maxAdapters", flag("max-loras")),
     Field("spec.model.lora.maxCpuAdapters", flag("max-cpu-loras")),
@@ -68,12 +72,8 @@ _LLM_REASONS = {
 }
 
 
-def _serve_as(draft: Draft, value: Any, source: str) -> None:
-    draft.served_name, draft.origins["model.name"] = str(value), source
-
-
 def _convert_llm(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft("LLMInferenceService", "")
+    draft = Draft()
     draft.identify(fields.look("metadata", {}))
     draft.served_name = fields.look("metadata.name")
     draft.splits_prefill = bool(fields.look("spec.prefill"))
@@ -91,7 +91,9 @@ def _convert_llm(fields: Fields, context: Context) -> list[Draft]:
     main = next((one for one in containers if one.look("name") == "main"), containers[0] if len(containers) == 1 else Fields({}))
     read_pod(draft, pod, main.path)
     read_container(draft, main, pod)
-    read_command(draft, [*main.take("command", []), *main.take("args", [])], main.at("args"), serves=True)
+    words = [*main.take("command", []), *main.take("args", [])]
+    if not read_command(draft, words, main.at("args"), serves=True):
+        draft.note(main.at("command"), "not understood as vLLM's command line: write its flags into spec.engine.args", words)
     read_extra_arguments(draft)
     if fields.look("spec.worker"):
         data, local = (whole(fields.look(f"spec.parallelism.{name}", 1)) for name in ("data", "dataLocal"))
@@ -113,10 +115,7 @@ def read_extra_arguments(draft: Draft) -> None:
         draft.note(ARGUMENTS, "its value is not in the manifest: write its flags into spec.engine.args", variable)
 
 
-PREDICTOR = (
-    Field("model.storageUri", "model.uri", str),
-    Field("minReplicas", lambda draft, value, source: None),
-)
+PREDICTOR = (Field("model.storageUri", "model.uri", str),)
 _SERVER = "a flag of KServe's server, not of vLLM: nothing to do"
 _SERVER_FLAGS = {
     **dict.fromkeys(("http-port", "grpc-port", "workers", "max-threads", "max-asyncio-workers", "enable-grpc"), _SERVER),
@@ -153,7 +152,7 @@ _PREDICTOR_REASONS = {
 
 
 def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft("InferenceService of KServe", "")
+    draft = Draft()
     draft.identify(fields.look("metadata", {}))
     draft.served_name = fields.look("metadata.name")
     pod, model = fields.part("spec.predictor"), fields.part("spec.predictor.model")
@@ -162,9 +161,10 @@ def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
     if form not in ("huggingface", "vllm", "") or not (form or containers):
         what = f"spec.predictor.model.modelFormat {form}" if form else f"spec.predictor ({', '.join(pod.keys()) or 'empty'})"
         raise NotMigratable(f"{what}: only language models of format huggingface or vLLM, or a container with vLLM, can be migrated")
-    main = model if form else next((one for one in containers if one.look("name") == "kserve-container"), containers[0])
+    own = next((one for one in containers if one.look("name") == "kserve-container"), None if form else containers[0])
+    main = own if own and not form else model
     apply(PREDICTOR, pod, draft)
-    read_pod(draft, pod, main.path if not form else next((one.path for one in containers if one.look("name") == "kserve-container"), ""))
+    read_pod(draft, pod, own.path if own else "")
     read_container(draft, main, pod)
     words = [*main.take("command", []), *main.take("args", [])]
     if form:
@@ -178,14 +178,13 @@ def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
         raise NotMigratable(f"{main.path}: does not run vLLM (image {main.look('image')}): only vLLM can be migrated")
     if uri := draft.env.pop("STORAGE_URI", {}).get("value"):
         draft.put("model.uri", uri, f"{draft.origins['engine.env']} STORAGE_URI")
+    if draft.get("model.uri") is None and not any(one[0] == "model" for one in draft.flags) and (storage := model.look("storage")):
+        raise NotMigratable(f"{model.at('storage')} {show(storage)}: {_PREDICTOR_REASONS['spec.predictor.model.storage']}")
     _scale_predictor(draft, pod)
-    if worker := pod.look("workerSpec"):
-        for name in ("pipelineParallelSize", "tensorParallelSize"):
-            if worker.get(name):
-                flag({"p": "pipeline-parallel-size", "t": "tensor-parallel-size"}[name[0]])(
-                    draft, worker[name], f"{pod.path}.workerSpec.{name}"
-                )
-        draft.pods = whole(worker.get("pipelineParallelSize") or 2)
+    if pod.look("workerSpec"):
+        draft.pods = whole(pod.look("workerSpec.pipelineParallelSize", 2))
+        table = (Field("tensorParallelSize", flag("tensor-parallel-size")), Field("pipelineParallelSize", flag("pipeline-parallel-size")))
+        apply(table, pod.part("workerSpec"), draft)
     pod_metadata(draft, pod, "labels", "annotations")
     finish(draft)
     return [draft]

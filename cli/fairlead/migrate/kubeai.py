@@ -28,7 +28,7 @@ _PROFILES: Mapping[str, Mapping[str, Any]] = {
 _STRATEGIES = {"LeastLoad": "LeastLoad", "PrefixHash": "PrefixAware"}
 
 MODEL = (
-    Field("spec.url", "model.uri", lambda url: str(url).partition("?")[0]),
+    Field("spec.url", "model.uri", str),
     Field("spec.image", "engine.image", str),
     Field("spec.loadBalancing.strategy", "routing.policy", _STRATEGIES.__getitem__),
     Field("spec.priorityClassName", lambda draft, value, source: draft.pod.update(priorityClassName=value)),
@@ -49,7 +49,7 @@ _REASONS = {
 
 
 def _convert(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft("Model of KubeAI", "")
+    draft = Draft()
     draft.identify(fields.look("metadata", {}))
     name = draft.served_name = fields.look("metadata.name")
     if (engine := fields.take("spec.engine", "VLLM")) != "VLLM":

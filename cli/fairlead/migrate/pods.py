@@ -79,7 +79,10 @@ def read_pod(draft: Draft, pod: Fields, engine: str) -> None:
     for other in pod.items("containers"):
         if other.path != engine:
             pod.used[other.path] = True
-            draft.pod.setdefault("containers", []).append(dict(other.data))
+            name = str(other.look("name"))
+            renamed = f"own-{name}" if name in ("agent", "engine", "worker") else name
+            draft.pod.setdefault("containers", []).append({**other.data, "name": renamed})
+            draft.note(other.path, "runs beside the engine as before: check whether you need it", name)
             for mount in other.items("volumeMounts"):
                 _keep_volume(draft, pod, str(mount.look("name")))
 
@@ -122,6 +125,8 @@ def read_env(draft: Draft, variables: Sequence[Fields]) -> None:
             )
         elif name in HUB_TOKENS and isinstance(source, Mapping) and set(source.get("secretKeyRef") or {}) == {"name", "key"}:
             draft.put("model.secretRef", dict(source["secretKeyRef"]), where)
+        elif name == "VLLM_USE_V1" and str(value) == "0":
+            draft.note(where, "the agent needs vLLM's V1 engine", value)
         elif name in CACHES:
             draft.cache_paths.append(str(value))
             draft.note(where, "the operator sets HF_HOME; spec.model.cache is the volume: nothing to do", value)

@@ -57,7 +57,7 @@ def _convert(fields: Fields, context: Context) -> list[Draft]:
         sglang = any("sglang" in image for image in images)
         what = "runs SGLang: write its InferenceService by hand (engine.runtime: SGLang)" if sglang else "no container runs vLLM"
         raise OtherWorkload(f"{what} ({', '.join(images) or 'no containers'})")
-    draft = Draft(str(kind), "")
+    draft = Draft()
     draft.identify(fields.look("metadata", {}))
     namespace = fields.look("metadata.namespace")
     if context.find(("Service",), lambda one: Fields(one).look("metadata.name") == draft.name, namespace):
