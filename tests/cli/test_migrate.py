@@ -364,11 +364,39 @@ def test_kserves_inference_service_of_each_storage(uri: str, model: Body) -> Non
 
 def test_kserves_inference_service_with_a_vllm_container() -> None:
     body = load(ISVC)[0]
-    engine = {"name": "kserve-container", "image": "vllm/vllm-openai:v1", "args": ["--model=/mnt/models", "--port=8080"]}
+    engine: Body = {"name": "kserve-container", "image": "vllm/vllm-openai:v1", "args": ["--model=/mnt/models", "--port=8080"]}
     engine |= {"env": [{"name": "STORAGE_URI", "value": "hf://org/m"}], "resources": {"limits": {"nvidia.com/gpu": 1}}}
     body["spec"]["predictor"] = {"containers": [engine]}
     made, _ = only(yaml.safe_dump(body))
     assert made["spec"]["model"] == {"uri": "hf://org/m"} and made["spec"]["engine"]["image"] == "vllm/vllm-openai:v1"
+
+
+RUNTIME = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {name: own}
+spec:
+  supportedModelFormats: [{name: vLLM, autoSelect: true}]
+  containers:
+  - name: kserve-container
+    image: registry/vllm:1
+    command: [python, -m, vllm.entrypoints.openai.api_server]
+    args: [--port=8080, --model=/mnt/models, "--served-model-name={{.Name}}", --seed=1]
+    env: [{name: HF_HOME, value: /tmp/hf}, {name: LEVEL, value: a}]
+    livenessProbe: {httpGet: {path: /health}}
+  volumes: [{name: unused, emptyDir: {}}]
+"""
+
+
+def test_kserves_serving_runtime_gives_image_and_flags() -> None:
+    service = ISVC.replace("URI", "oci://reg/m:1#m").replace("name: huggingface", "name: vLLM")
+    service = service.replace("--model_name=chat, --model_dir=/mnt/models, --backend=vllm, ", "")
+    made, messages = only(f"{service}---{RUNTIME}")
+    env = [{"name": "LEVEL", "value": "a"}]
+    engine = {"runtime": "VLLM", "image": "registry/vllm:1", "maxModelLen": 1024, "args": ["--seed=1"], "env": env}
+    assert made["spec"]["engine"] == engine and made["spec"]["model"] == {"uri": "oci://reg/m:1#m"}
+    for listed in ("--port", "HF_HOME", "ServingRuntime own spec.containers[0].livenessProbe", "ServingRuntime own spec.volumes "):
+        assert listed in messages, listed
 
 
 MODEL = """
@@ -683,7 +711,7 @@ def test_a_field_that_no_table_knows_is_carried_over_or_listed_wherever_it_stand
 @pytest.mark.parametrize("text", SOURCES)
 def test_a_value_of_another_type_is_carried_over_listed_or_refused(text: str) -> None:
     """Never a traceback, and never silence."""
-    wrong = (3, "x", [], [3], {"a": 1}, None, [{}])
+    wrong: tuple[Any, ...] = (3, "x", [], [3], {"a": 1}, None, [{}])
     names = [(number, name) for number, (_, section) in enumerate(sections(load(text)[0])) for name in section]
     for turn, (number, name) in enumerate(names):
         body = load(text)[0]

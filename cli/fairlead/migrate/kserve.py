@@ -1,6 +1,7 @@
 """KServe: LLMInferenceService, and InferenceService with a language model."""
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from fairlead.migrate.command_line import read_arguments, read_command
@@ -116,6 +117,7 @@ def read_extra_arguments(draft: Draft) -> None:
 
 
 PREDICTOR = (Field("model.storageUri", "model.uri", str),)
+_RUNTIME_FIELDS = ("supportedModelFormats", "multiModel", "protocolVersions", "builtInAdapter", "disabled", "annotations", "labels")
 _SERVER = "a flag of KServe's server, not of vLLM: nothing to do"
 _SERVER_FLAGS = {
     **dict.fromkeys(("http-port", "grpc-port", "workers", "max-threads", "max-asyncio-workers", "enable-grpc"), _SERVER),
@@ -165,16 +167,20 @@ def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
     main = own if own and not form else model
     apply(PREDICTOR, pod, draft)
     read_pod(draft, pod, own.path if own else "")
-    read_container(draft, main, pod)
-    words = [*main.take("command", []), *main.take("args", [])]
+    command, args = main.take("command", []), main.take("args", [])
     if form:
-        draft.all_gpus = True
-        read_arguments(draft, words, main.at("args"))
+        runtime = _read_runtime(draft, model, context, fields.look("metadata"))
+        command, args = command or runtime[0], [*runtime[1], *args]
+    read_container(draft, main, pod)
+    if form:
+        draft.all_gpus = form == "huggingface"
+        if not (command and read_command(draft, [*command, *args], main.at("args"))):
+            read_arguments(draft, args, main.at("args"))
         draft.flags = [(_SERVER_NAMES.get(name, name), *rest) for name, *rest in draft.flags]  # type: ignore[misc]
         for name, written, values, source in [one for one in draft.flags if one[0] in _SERVER_FLAGS]:
             draft.note(f"{source} {written}", _SERVER_FLAGS[name], " ".join(values) or None)
             draft.flags.remove((name, written, values, source))
-    elif not read_command(draft, words, main.at("args"), serves="vllm" in str(main.look("image"))):
+    elif not read_command(draft, [*command, *args], main.at("args"), serves="vllm" in str(main.look("image"))):
         raise NotMigratable(f"{main.path}: does not run vLLM (image {main.look('image')}): only vLLM can be migrated")
     if uri := draft.env.pop("STORAGE_URI", {}).get("value"):
         draft.put("model.uri", uri, f"{draft.origins['engine.env']} STORAGE_URI")
@@ -188,6 +194,24 @@ def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
     pod_metadata(draft, pod, "labels", "annotations")
     finish(draft)
     return [draft]
+
+
+def _read_runtime(draft: Draft, model: Fields, context: Context, metadata: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Read the container of the ServingRuntime, if it is in the input; return its command and arguments."""
+    kinds, name = ("ServingRuntime", "ClusterServingRuntime"), model.look("runtime")
+    found = context.find(kinds, lambda one: Fields(one).look("metadata.name") == name, metadata.get("namespace")) if name else []
+    for runtime in found[:1]:
+        model.take("runtime")
+        where = f"{runtime.look('kind')} {name} "
+        spec = Fields(runtime.look("spec", {}), f"{where}spec")
+        for container in spec.items("containers")[:1]:
+            read_container(draft, container, spec)
+            words = [[str(one).replace("{{.Name}}", metadata["name"]) for one in container.take(part, [])] for part in ("command", "args")]
+            silent = dict.fromkeys((f"{where}spec.{one}" for one in _RUNTIME_FIELDS), "")
+            for path, value, reason in spec.left({**reasons_of_pod(f"{where}spec", f"{where}spec.containers"), **silent}):
+                draft.note(path, reason, value)
+            return words[0], words[1]
+    return [], []
 
 
 def _scale_predictor(draft: Draft, pod: Fields) -> None:
