@@ -12,7 +12,7 @@ import yaml
 
 from fairlead.errors import UserError
 from fairlead.manifest_loader import describe_yaml_error, load_documents
-from fairlead.migrate import helm_values, kserve, kubeai, workloads
+from fairlead.migrate import kserve, kubeai, llm_d, production_stack, workloads
 from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import RENDER, Fields, NotMigratable, find_template, show
 from fairlead.migrate.sources import Context, OtherWorkload, Source
@@ -20,7 +20,7 @@ from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead_operator.api import API_VERSION
 
-SOURCES = (*kserve.SOURCES, *kubeai.SOURCES, *helm_values.SOURCES, *workloads.SOURCES)
+SOURCES = (*kserve.SOURCES, *kubeai.SOURCES, *production_stack.SOURCES, *llm_d.SOURCES, *workloads.SOURCES)
 _KINDS = "KServe's LLMInferenceService and InferenceService, KubeAI's Model, values of production-stack and llm-d, and workloads with vLLM"
 _OTHERS = {
     "Service": "clients call the Service that the operator makes, http://NAME.NAMESPACE/v1",

@@ -276,7 +276,7 @@ FLAGS: Mapping[str, Callable[[Draft, list[str], str], bool]] = {
 """Flag → what carries it over and returns whether it did. What is not carried over stays in `spec.engine.args`."""
 
 DROPPED: Mapping[str, str] = {
-    **{name: text for name, text in ENGINE_FLAGS["VLLM"].items() if name not in FLAGS},
+    **{name: text.removeprefix("remove it: ") for name, text in ENGINE_FLAGS["VLLM"].items() if name not in FLAGS},
     **dict.fromkeys(
         ("ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "enable-ssl-refresh"), "set spec.router.tls, TLS of the clients' port"
     ),

@@ -105,10 +105,10 @@ class Draft:
             given = metadata.get(kind) or {}
             if not isinstance(given, Mapping):
                 raise NotMigratable(f"metadata.{kind} must be a mapping (got {show(given)})")
-            kept = {key: str(value) for key, value in given.items() if not str(key).startswith(others)}
-            for key in given.keys() - kept.keys():
+            kept = {str(key): str(value) for key, value in given.items() if not str(key).startswith(others)}
+            for key in (str(one) for one in given if str(one) not in kept):
                 if not key.startswith(("kubectl.kubernetes.io/", "deployment.kubernetes.io/")):
-                    self.note(f"metadata.{kind}.{key}", "belongs to the tool that wrote it: nothing to do", given[key])
+                    self.note(f"metadata.{kind}.{key}", "belongs to the tool that wrote it: nothing to do", given.get(key))
             if kept:
                 self.metadata[kind] = kept
 

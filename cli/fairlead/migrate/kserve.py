@@ -6,29 +6,13 @@ from typing import Any
 
 from fairlead.migrate.command_line import read_arguments, read_command
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, quantity, show, whole
+from fairlead.migrate.fields import Fields, NotMigratable, show, whole
 from fairlead.migrate.finish import finish
 from fairlead.migrate.pods import read_container, read_pod, reasons_of_pod
-from fairlead.migrate.sources import METADATA_REASONS, Context, Source, is_kind, pod_metadata
-from fairlead.migrate.tables import Field, apply
+from fairlead.migrate.sources import METADATA_REASONS, Context, Source, is_kind, pod_metadata, read_gateway
+from fairlead.migrate.tables import Field, apply, flag, switches
 
 ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
-
-
-def flag(name: str) -> Any:
-    """Return the target of a field that stands for a flag of vLLM."""
-    return lambda draft, value, source: draft.flag(name, source, quantity(value))
-
-
-def _switch(name: str) -> Any:
-    return lambda draft, value, source: draft.flag(name, source) if value else None
-
-
-def read_gateway(draft: Draft, fields: Fields, path: str) -> None:
-    """Read references to Gateways: a service has one."""
-    for first in fields.items(path)[:1]:
-        kept = {key: value for key in ("name", "namespace", "sectionName") if (value := first.take(key))}
-        draft.put("exposure.gateway.parentRef", kept, first.path)
 
 
 def _serve_as(draft: Draft, value: Any, source: str) -> None:
@@ -45,7 +29,7 @@ LLM = (
     Field("spec.parallelism.tensor", flag("tensor-parallel-size")),
     Field("spec.parallelism.pipeline", flag("pipeline-parallel-size")),
     Field("spec.parallelism.data", flag("data-parallel-size")),
-    Field("spec.parallelism.expert", _switch("enable-expert-parallel")),
+    Field("spec.parallelism.expert", switches("enable-expert-parallel")),
     Field("spec.router.route.http.spec.hostnames", "exposure.gateway.hostnames"),
 )
 _GATEWAY = "name your Gateway in spec.exposure.gateway.parentRef: KServe's default one is not known here"

@@ -59,7 +59,7 @@ def pod_metadata(draft: Draft, fields: Fields, labels: str, annotations: str, wi
     for kind, path in (("labels", labels), ("annotations", annotations)):
         given = fields.take(path, {})
         kept = {str(key): str(value) for key, value in given.items() if key not in (without or {}) and not _is_owned(str(key))}
-        for key in given.keys() - kept.keys():
+        for key in [one for one in given if str(one) not in kept]:
             draft.note(f"{fields.at(path)}.{key}", "objects of the old service select by it: new pods must not have it", given[key])
         if kept:
             draft.put(f"podTemplate.metadata.{kind}", kept, fields.at(path))
@@ -67,3 +67,10 @@ def pod_metadata(draft: Draft, fields: Fields, labels: str, annotations: str, wi
 
 def _is_owned(key: str) -> bool:
     return key.startswith(("app.kubernetes.io/", "llm-d.ai/", "serving.kserve.io/", "kserve.io/", "helm.sh/", "pod-template-hash"))
+
+
+def read_gateway(draft: Draft, fields: Fields, path: str) -> None:
+    """Read references to Gateways: a service has one."""
+    for first in fields.items(path)[:1]:
+        kept = {key: value for key in ("name", "namespace", "sectionName") if (value := first.take(key))}
+        draft.put("exposure.gateway.parentRef", kept, first.path)

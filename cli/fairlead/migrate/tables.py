@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, show
+from fairlead.migrate.fields import Fields, NotMigratable, quantity, show
 
 Target = str | Callable[[Draft, Any, str], None]
 
@@ -35,3 +35,23 @@ def apply(table: tuple[Field, ...], fields: Fields, draft: Draft) -> None:
             raise
         except (ValueError, TypeError, KeyError, AttributeError):
             raise NotMigratable(f"{source}: {show(value, row.path)} is not understood: correct it") from None
+
+
+def flag(name: str) -> Target:
+    """Return the target of a field that stands for a flag of vLLM."""
+    return lambda draft, value, source: draft.flag(name, source, quantity(value))
+
+
+def switches(on: str, off: str = "") -> Target:
+    """Return the target of a boolean that stands for one of two flags."""
+    return lambda draft, value, source: draft.flag(on if value else off, source) if value or off else None
+
+
+def to_pod(name: str) -> Target:
+    """Return the target of a field that is one of the PodSpec."""
+    return lambda draft, value, source: draft.pod.update({name: value})
+
+
+def node_terms(draft: Draft, value: Any, source: str) -> None:
+    """Require one of these nodeSelectorTerms."""
+    draft.pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": value}}}

@@ -1,17 +1,15 @@
-"""Helm values of vLLM's production-stack and of llm-d's model service."""
+"""Helm values of vLLM's production-stack: an InferenceService for each entry of `modelSpec`."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from fairlead.migrate.command_line import read_arguments, read_command
+from fairlead.migrate.command_line import read_arguments
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, gpu_count, quantity, show, whole
+from fairlead.migrate.fields import Fields, NotMigratable, gpu_count, quantity, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.kserve import flag, read_gateway
 from fairlead.migrate.pods import read_container, read_env, read_pod, read_resources, reasons_of_pod, set_shared_memory
-from fairlead.migrate.sources import Context, Source, pod_metadata
-from fairlead.migrate.tables import Field, apply
+from fairlead.migrate.sources import Context, Source, pod_metadata, read_gateway
+from fairlead.migrate.tables import Field, apply, flag, node_terms, switches, to_pod
 
 _POLICIES = {
     "roundrobin": "RoundRobin",
@@ -24,15 +22,6 @@ _POLICIES = {
 _SECRET = "put it into a Secret (kubectl create secret generic hub --from-literal=token=…) and name that in spec.model.secretRef"
 
 
-def _switches(on: str, off: str = "") -> Any:
-    """Return the target of a boolean that stands for one of two flags."""
-    return lambda draft, value, source: draft.flag(on if value else off, source) if value or off else None
-
-
-def _to_pod(name: str) -> Any:
-    return lambda draft, value, source: draft.pod.update({name: value})
-
-
 def _gpu_type(draft: Draft, value: Any, source: str) -> None:
     """In the chart this is the name of the extended resource."""
     if value != "nvidia.com/gpu":
@@ -41,10 +30,6 @@ def _gpu_type(draft: Draft, value: Any, source: str) -> None:
 
 def _gpus(draft: Draft, value: Any, source: str) -> None:
     draft.gpus, draft.origins["resources.gpus"] = gpu_count(value, source), source
-
-
-def _node_terms(draft: Draft, value: Any, source: str) -> None:
-    draft.pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": value}}}
 
 
 def _model(draft: Draft, value: Any, source: str) -> None:
@@ -60,11 +45,11 @@ MODEL_SPEC = (
     Field("limitMemory", "resources.memory", quantity),
     Field("requestGPU", _gpus),
     Field("requestGPUType", _gpu_type),
-    Field("enableLoRA", _switches("enable-lora")),
-    Field("enableTool", _switches("enable-auto-tool-choice")),
+    Field("enableLoRA", switches("enable-lora")),
+    Field("enableTool", switches("enable-auto-tool-choice")),
     Field("toolCallParser", flag("tool-call-parser")),
-    Field("vllmConfig.enablePrefixCaching", _switches("enable-prefix-caching", "no-enable-prefix-caching")),
-    Field("vllmConfig.enableChunkedPrefill", _switches("enable-chunked-prefill", "no-enable-chunked-prefill")),
+    Field("vllmConfig.enablePrefixCaching", switches("enable-prefix-caching", "no-enable-prefix-caching")),
+    Field("vllmConfig.enableChunkedPrefill", switches("enable-chunked-prefill", "no-enable-chunked-prefill")),
     Field("vllmConfig.maxModelLen", flag("max-model-len")),
     Field("vllmConfig.dtype", flag("dtype")),
     Field("vllmConfig.tensorParallelSize", flag("tensor-parallel-size")),
@@ -74,9 +59,9 @@ MODEL_SPEC = (
     Field("vllmConfig.maxLoras", flag("max-loras")),
     Field("vllmConfig.runner", flag("runner")),
     Field("vllmConfig.convert", flag("convert")),
-    Field("nodeSelectorTerms", _node_terms),
-    Field("runtimeClassName", _to_pod("runtimeClassName")),
-    Field("priorityClassName", _to_pod("priorityClassName")),
+    Field("nodeSelectorTerms", node_terms),
+    Field("runtimeClassName", to_pod("runtimeClassName")),
+    Field("priorityClassName", to_pod("priorityClassName")),
     Field("shmSize", lambda draft, value, source: set_shared_memory(draft, value)),
     Field("imagePullSecret", "imagePullSecrets", lambda name: [{"name": name}]),
     Field("pvcExistingClaimName", "model.cache.persistentVolumeClaim.claimName", str),
@@ -245,105 +230,6 @@ def _read_adapter(draft: Draft, adapter: Fields, entry: Fields) -> None:
     adapter.used[adapter.path] = True
 
 
-_DECODE = "decode"
-_ROUTING = "routers of the InferenceService replace it: nothing to do"
-_MODEL_SERVICE_REASONS = {
-    **reasons_of_pod("decode", "decode.containers"),
-    "modelArtifacts.size": "the size of the volume for downloads: set spec.model.cache to bound or keep it",
-    "modelArtifacts.mountPath": "the operator sets the path: nothing to do",
-    "modelArtifacts.readOnly": "a pvc:// model is mounted read-only, and a cache is writable: nothing to do",
-    "modelArtifacts.labels": "labels by which the InferencePool selects: exposure.gateway makes its own pool",
-    "routing": _ROUTING,
-    "prefill": "a worker computes both prefill and decode: add prefill.replicas to spec.replicas to keep the number of GPUs",
-    "multinode": "the GPUs of a worker decide it: nothing to do",
-    "decode.create": "",
-    "decode.containers.modelCommand": "",
-    "decode.containers.mountModelVolume": "",
-    "decode.parallelism.dataLocal": "each part of data parallelism is a worker: nothing to do",
-    "decode.resourceClaims": "name them in spec.resources.resourceClaims, or in spec.podTemplate if they are no GPUs",
-    "decode.autoscaling": "set spec.scaling",
-    "decode.monitoring": "the chart of Fairlead makes PodMonitors (monitoring.podMonitors): nothing to do",
-    "decode.strategy": "set spec.rollout",
-    "decode.extraConfig": "write it into spec.podTemplate.spec",
-    "accelerator": "the resource name is spec.resources.gpuResource: nothing to do",
-    "accelerator.dra": "name your ResourceClaimTemplate in spec.resources.resourceClaims",
-    "tracing": "tracing is configured for all services in the chart (docs/operate/tracing.md)",
-    "requester": "nothing replaces it: delete it with the old release",
-    "extraObjects": "apply them yourself",
-    "fullnameOverride": "",
-}
-_ACCELERATORS = {
-    "nvidia": "nvidia.com/gpu",
-    "amd": "amd.com/gpu",
-    "intel-i915": "gpu.intel.com/i915",
-    "intel-xe": "gpu.intel.com/xe",
-    "intel-gaudi": "habana.ai/gaudi",
-    "google": "google.com/tpu",
-    "rebellions-atom": "rebellions.ai/ATOM",
-}
-
-
-def _render(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a value with `{{ .Values.a.b }}` replaced, as the chart renders the model's URI."""
-
-    def look(match: re.Match[str]) -> str:
-        return str(Fields(values).look(match.group(1), match.group()))
-
-    return re.sub(r"\{\{-?\s*\.Values\.([\w.]+)\s*-?\}\}", look, value) if isinstance(value, str) else value
-
-
-def _convert_model_service(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft()
-    name = str(fields.take("modelArtifacts.name", ""))
-    draft.rename(fields.take("fullnameOverride") or name.rpartition("/")[2], "modelArtifacts.name")
-    draft.served_name, draft.origins["model.name"] = name, "modelArtifacts.name"
-    uri = str(_render(fields.take("modelArtifacts.uri", ""), fields.data)).replace('"', "")
-    if uri.startswith("pvc+hf://"):  # pvc+hf://CLAIM/FOLDER/ORG/NAME
-        claim, *_, organisation, short = uri.removeprefix("pvc+hf://").split("/")
-        draft.put("model.cache.persistentVolumeClaim.claimName", claim, "modelArtifacts.uri")
-        draft.note(
-            "modelArtifacts.uri", "the hub's cache is read from hub/ at the root of the claim: move it there, or it is downloaded", uri
-        )
-        uri = f"hf://{organisation}/{short}"
-    draft.put("model.uri", uri, "modelArtifacts.uri")
-    if secret := fields.take("modelArtifacts.authSecretName"):
-        draft.put("model.secretRef", {"name": secret, "key": "HF_TOKEN"}, "modelArtifacts.authSecretName")
-    pod = fields.part(_DECODE)
-    apply((Field("replicas", "replicas", whole), Field("schedulerName", _to_pod("schedulerName"))), pod, draft)
-    created = fields.look("prefill.create", True) and fields.look("prefill.replicas", 1) and fields.look("prefill")
-    draft.splits_prefill = bool(created)
-    if not created:
-        fields.take("prefill")
-    for kind, size in (("tensor", "tensor-parallel-size"), ("data", "data-parallel-size")):
-        apply((Field(f"parallelism.{kind}", flag(size)),), pod, draft)
-    draft.pods = whole(pod.take("parallelism.workers", 1))
-    containers = pod.items("containers")
-    main = next((one for one in containers if one.look("mountModelVolume") or one.look("modelCommand")), None)
-    if main is None:
-        raise NotMigratable(f"decode.containers: none has modelCommand or mountModelVolume (got {show(pod.look('containers'))})")
-    read_pod(draft, pod, main.path)
-    read_container(draft, main, pod)
-    words = [*main.take("command", []), *main.take("args", [])]
-    read_command(draft, [str(_render(word, fields.data)) for word in words], main.at("args"), serves=True)
-    kind = fields.look("decode.accelerator.type") or fields.take("accelerator.type", "nvidia")
-    if draft.gpus is None and kind in _ACCELERATORS:
-        tensor, local = whole(pod.look("parallelism.tensor", 1)), whole(pod.look("parallelism.dataLocal", 1))
-        draft.gpus, draft.origins["resources.gpus"] = tensor * local, "accelerator.type"
-        if kind != "nvidia" and not fields.look("accelerator.dra"):
-            draft.put("resources.gpuResource", _ACCELERATORS[kind], "accelerator.type")
-    if (types := pod.take("acceleratorTypes")) and types.get("labelValues"):
-        term = {"key": types["labelKey"], "operator": "In", "values": types["labelValues"]}
-        _node_terms(draft, [{"matchExpressions": [term]}], pod.at("acceleratorTypes"))
-    finish(draft)
-    return [draft]
-
-
 SOURCES = (
     Source("production-stack values", lambda body: "kind" not in body and "servingEngineSpec" in body, _convert_stack, _STACK_REASONS),
-    Source(
-        "llm-d model service values",
-        lambda body: "kind" not in body and "modelArtifacts" in body,
-        _convert_model_service,
-        _MODEL_SERVICE_REASONS,
-    ),
 )
