@@ -273,7 +273,7 @@ def test_service_and_autoscaler_of_a_deployment_are_read_with_it(scaler: str, bo
 LLM = """
 apiVersion: serving.kserve.io/VERSION
 kind: LLMInferenceService
-metadata: {name: llama, annotations: {serving.kserve.io/x: y}}
+metadata: {name: llama, annotations: {serving.kserve.io/x: y, serving.kserve.io/exp-dra-device-count: "2"}}
 spec:
   model:
     uri: hf://org/llama

@@ -14,6 +14,7 @@ from fairlead_operator.api.spec import ServiceSpec
 SERVER_FIELDS = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "ownerReferences", "finalizers")
 _OTHERS_ANNOTATIONS = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/", "meta.helm.sh/", "serving.kserve.io/", "helm.sh/")
 _OTHERS_LABELS = ("app.kubernetes.io/", "helm.sh/", "pod-template-hash", "serving.kserve.io/")
+_TOOLS = "belongs to the tool that wrote it: nothing to do"
 START_TTFT_MILLISECONDS = 2000
 
 
@@ -108,7 +109,8 @@ class Draft:
             kept = {str(key): str(value) for key, value in given.items() if not str(key).startswith(others)}
             for key in (str(one) for one in given if str(one) not in kept):
                 if not key.startswith(("kubectl.kubernetes.io/", "deployment.kubernetes.io/")):
-                    self.note(f"metadata.{kind}.{key}", "belongs to the tool that wrote it: nothing to do", given.get(key))
+                    own = "names devices: name a ResourceClaimTemplate in spec.resources.resourceClaims" if "/exp-dra-" in key else _TOOLS
+                    self.note(f"metadata.{kind}.{key}", own, given.get(key))
             if kept:
                 self.metadata[kind] = kept
 
