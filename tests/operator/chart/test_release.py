@@ -1,14 +1,11 @@
 """A release with the real helm on a real API server: upgraded from the last release, and removed without a trace."""
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.cli.test_convert import EARLIER_SPEC, PRESENT_SPEC
 from tests.operator.support import apiserver, foreign_crds
 from tests.operator.support.apiserver import wait_for_crd
 from tests.operator.support.chart import CHART, everything, helm
@@ -16,15 +13,11 @@ from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 
-from fairlead.main import main
-from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.kube.kinds import kind_of
 from fairlead_operator.names import FIELD_MANAGER
-from fairlead_operator.profiles import given_fields
 
 PREVIOUS = Path(__file__).parents[1] / "data" / "fairlead-0.1.0.tgz"  # the chart of 0.1.0, with the present names of CRD fields
 CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them
-EARLIER_CRD = PREVIOUS.with_name("crd-7e6be7f.yaml.gz")  # before fields were renamed within v1alpha1
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
 HOME = "fairlead-system"
 
@@ -167,28 +160,4 @@ def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> N
     helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
     operator = alone.get("/apis/apps/v1/namespaces/fairlead-system/deployments/fl-fairlead-operator")
     assert "--cluster-domain=kept.example" in operator["spec"]["template"]["spec"]["containers"][0]["args"]
-    helmed(alone, "uninstall", "fl")
-
-
-def test_services_of_7e6be7f_are_converted_and_replaced(alone: apiserver.ApiServer, tmp_path: Path, capsys: Any) -> None:
-    """docs/operate/upgrade.md: the API server drops renamed fields and refuses old defaults; `fairlead convert` and `replace` keep all."""
-    alone.create(CRD.rpartition("/")[0], yaml.safe_load(gzip.decompress(EARLIER_CRD.read_bytes())))
-    wait_for_crd(alone)
-    path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"
-    alone.create(path, {**manifest("old", "default", **json.loads(json.dumps(EARLIER_SPEC)))})
-    saved = tmp_path / "services.yaml"
-    saved.write_text(alone.kubectl("get", "inferenceservices.fairlead.dev", "-A", "-o", "yaml").stdout)
-    helmed(alone, "install", "fl", str(CHART), "--create-namespace", "--set=crds.keep=false", "--take-ownership", "--force-conflicts")
-    eventually(lambda: "exposure" in alone.get(f"{path}/old")["spec"] and "podDisruptionBudget" in alone.get(f"{path}/old")["spec"])
-    with pytest.raises(InvalidManifest, match=r"maxReplicas: is required.*attentionBackend"):
-        InferenceService.parse(alone.get(f"{path}/old"))
-    with pytest.raises(SystemExit) as ended:
-        main(["convert", "-f", str(saved)])
-    assert ended.value.code == 0
-    done = alone.kubectl("replace", "-f", "-", stdin=capsys.readouterr().out)
-    assert done.returncode == 0, done.stderr
-    spec = InferenceService.parse(alone.get(f"{path}/old")).spec
-    assert given_fields(spec) == PRESENT_SPEC | {"model": {"uri": "hf://Qwen/Qwen3-8B"} | PRESENT_SPEC["model"]}
-    done = alone.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest("old", "default", podDisruptionBudget={"maxUnavailable": 3})))
-    assert done.returncode == 0, f"later edits with apply are accepted: {done.stderr}"
     helmed(alone, "uninstall", "fl")

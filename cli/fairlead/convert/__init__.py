@@ -1,1 +1,0 @@
-"""`fairlead convert`: manifests with the field names of an earlier commit, in those of this one."""

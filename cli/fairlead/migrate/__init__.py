@@ -1,0 +1,1 @@
+"""`fairlead migrate`: manifests and Helm values of other systems as InferenceServices."""

@@ -1,0 +1,137 @@
+"""The fields of a source object, of which each is read or listed, and conversions of their values."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TEMPLATE = re.compile(r"\{\{[-\s]*(\.(Values|Release|Chart|Capabilities|Files)\b|include |template |toYaml |tpl |if |range |with |end\b)")
+RENDER = "is a Helm template: render it first, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
+NO_FIELD = "no such field in an InferenceService: check whether you need it"
+_SECRET = re.compile(r"(\b|[_-])token$|api_?-?key|password|credential", re.IGNORECASE)
+_SHOWN = 60
+"""Characters of a value that a note quotes."""
+
+
+class NotMigratable(ValueError):
+    """An object cannot become a valid InferenceService. The message names its field, the value and what to do."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A part of a source object. `used` has the paths that were read in the whole object, the last one last."""
+
+    data: Any
+    path: str = ""
+    used: dict[str, bool] = field(default_factory=dict)
+
+    def at(self, path: str) -> str:
+        return f"{self.path}.{path}".lstrip(".")
+
+    def look(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path such as `spec.model.uri` without marking it as read."""
+        value = self.data
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return default if value is None else value
+
+    def take(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path, and mark everything below it as read."""
+        value = self.look(path)
+        if value is not None:
+            self.used[self.at(path)] = True
+        return default if value is None else value
+
+    def keys(self) -> list[str]:
+        return list(self.data) if isinstance(self.data, Mapping) else []
+
+    def key(self, name: str, default: Any = None) -> Any:
+        """Return the value of a key that may contain dots, and mark it as read."""
+        value = self.data.get(name) if isinstance(self.data, Mapping) else None
+        if value is not None:
+            self.used[self.at(name)] = True
+        return default if value is None else value
+
+    def part(self, path: str) -> "Fields":
+        """Return a section; empty if there is none. Raises NotMigratable if the field is no section."""
+        value = self.look(path, {})
+        if not isinstance(value, Mapping):
+            raise NotMigratable(f"{self.at(path)} must be a mapping (got {show(value)})")
+        return Fields(value, self.at(path), self.used)
+
+    def items(self, path: str) -> list["Fields"]:
+        """Return the sections in a list. Raises NotMigratable if the field is no list of sections."""
+        value = self.look(path, [])
+        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+            raise NotMigratable(f"{self.at(path)} must be a list of mappings (got {show(value)})")
+        return [Fields(item, f"{self.at(path)}[{number}]", self.used) for number, item in enumerate(value)]
+
+    def left(self, reasons: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+        """Yield path, value and reason of what was not read, as few sections as contain nothing else.
+
+        A reason is also that of the fields below; `*` in its path is any one name. An empty one: the field needs no note.
+        """
+        yield from self._left(self.data, self.path, reasons, None)
+
+    def _left(self, value: Any, path: str, reasons: Mapping[str, str], inherited: str | None) -> Iterator[tuple[str, Any, str]]:
+        reason = next((text for pattern, text in reasons.items() if _matches(pattern, path)), inherited)
+        if path in self.used or value in (None, "", []) or (value == {} and reason is None) or reason == "":
+            return
+        inside = not path or any(one.startswith((f"{path}.", f"{path}[")) for one in self.used)
+        if isinstance(value, Mapping) and (inside or any(one.startswith(f"{_plain(path)}.") for one in reasons)):
+            for name, child in value.items():
+                yield from self._left(child, f"{path}.{name}".lstrip("."), reasons, reason)
+        elif isinstance(value, list) and inside:
+            for number, child in enumerate(value):
+                yield from self._left(child, f"{path}[{number}]", reasons, reason)
+        else:
+            yield path, value, NO_FIELD if reason is None else reason
+
+
+def _plain(path: str) -> str:
+    return re.sub(r"\[\d+\]", "", path)
+
+
+def _matches(pattern: str, path: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), _plain(path)) is not None
+
+
+def show(value: Any, name: str = "") -> str:
+    """Return a value for a message, shortened; nothing of a value whose field is `name` of a secret."""
+    if _SECRET.search(name) and isinstance(value, str):
+        return "(not shown)"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def find_template(value: Any) -> str | None:
+    """Return a string in a document that Helm has not rendered."""
+    if isinstance(value, str):
+        return value if TEMPLATE.search(value) else None
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next((found for one in inside if (found := find_template(one))), None)
+
+
+def quantity(value: Any) -> str:
+    """Return a quantity as a string: YAML reads `cpu: 8` as a number."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def gpu_count(value: Any, source: str) -> int:
+    """Return a number of GPUs. Raises NotMigratable."""
+    try:
+        return whole(value)
+    except (ValueError, TypeError):
+        raise NotMigratable(
+            f"{source}: {show(value)} is no number of whole GPUs: for parts of one name MIG slices as its resource"
+        ) from None
+
+
+def whole(value: Any) -> int:
+    """Return a whole number, which may be in quotes. Raises ValueError."""
+    if isinstance(value, bool) or float(value) != int(float(value)):
+        raise ValueError(value)
+    return int(float(value))
