@@ -17,7 +17,10 @@ _MOUNT_ADVICE = (
     (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the kubelet then mounts it."),
     (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
     (r"references non-existent secret key: (\S+)", "Put the key {0} into that Secret."),
-    (r"Multi-Attach error", "The volume is still attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone."),
+    (
+        r"Multi-Attach error",
+        "The volume is attached to another node: use a ReadWriteMany claim, or one worker with spec.rollout.strategy Auto or DrainFirst.",
+    ),
     (r"hostPath type check failed", "The path does not exist on that node: create it, or choose nodes that have it."),
     (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),
     (r"timed out waiting", "The storage does not answer: see the CSI driver's pods and kubectl describe pvc."),
