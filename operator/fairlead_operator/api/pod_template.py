@@ -1,4 +1,4 @@
-"""Templates that are merged into the pods of workers and of routers."""
+"""Templates that are merged into the pods of workers, routers and the batch server."""
 
 from typing import Annotated, Any
 
@@ -24,8 +24,8 @@ class PodTemplate(Part):
     metadata: PodMetadata = Field(default_factory=PodMetadata, description="Additional labels and annotations of the pods.")
     spec: dict[str, Any] = Field(
         default_factory=dict,
-        description='A PodSpec. Lists merge by the names of containers (ours is "worker" or "router"; with runtime VLLM and SGLang '
-        '"agent", and "engine" in initContainers), volumes, env and mounts.',
+        description='A PodSpec. Lists merge by the names of containers (ours is "worker", "router" or "batch"; with runtime VLLM and '
+        'SGLang "agent", and "engine" in initContainers), volumes, env and mounts.',
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
     )
 

@@ -118,9 +118,7 @@ def _template(service: InferenceService, settings: Settings, commit: str) -> Obj
         spec = pods.pod_spec(service, settings, names.WORKER, agent, [*volumes, {"name": engine_pod.AGENT_TMP, "emptyDir": {}}])
         template = {"metadata": {"annotations": engine_pod.ANNOTATIONS}, "spec": {**spec, "initContainers": [engine]}}
     template["spec"] |= placement(service, count_gpus(service, settings))
-    if service.spec.pod_template is not None:
-        template = merge(template, service.spec.pod_template.to_manifest())
-    return pods.add_labels(service, names.WORKER, worker_revision(service), template)
+    return pods.finish(service, names.WORKER, worker_revision(service), template, service.spec.pod_template)
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:

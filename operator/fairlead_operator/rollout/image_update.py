@@ -123,7 +123,8 @@ class _Update:
         The Deployments' own deadline comes first. This one is for an update that no Deployment reports, such as one whose canary waits.
         """
         pods = [pod["metadata"].get("creationTimestamp") for pod in self.observed.pods]
-        changed = [parse_time(one) for one in (before.start_time, *_changes(self.observed.deployments.values()), *pods)]
+        step = self.health.progressing.last_transition_time if self.health.progressing is not None else ""
+        changed = [parse_time(one) for one in (before.start_time, step, *_changes(self.observed.deployments.values()), *pods)]
         return max(changed) + self.service.spec.rollout.progress_deadline_seconds + LATE_MARGIN
 
     def _continue(self, before: ImageUpdateStatus, late_at: float) -> ImageUpdateStatus:

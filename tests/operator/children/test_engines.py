@@ -243,6 +243,26 @@ def test_variables_of_the_user_win_and_those_of_the_hub_reach_the_agent(runtime:
 
 
 @engines
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        (["download"], ["download", "engine"]),
+        (["b", "a"], ["b", "a", "engine"]),
+        (["a", "engine", "b"], ["a", "engine", "b"]),
+        (["engine"], ["engine"]),
+    ],
+)
+def test_init_containers_run_before_the_engine_unless_the_template_says_where_it_is(
+    runtime: Runtime, given: list[str], order: list[str]
+) -> None:
+    """The engine is a sidecar among them: it crashes until a download that runs after it has ended."""
+    template = {"spec": {"initContainers": [{"name": name, "env": [{"name": "A", "value": name}]} for name in given]}}
+    made = deployment(run(runtime, podTemplate=template))["spec"]["template"]["spec"]["initContainers"]
+    assert [one["name"] for one in made] == order
+    assert [one["restartPolicy"] for one in made if one["name"] == "engine"] == ["Always"]
+
+
+@engines
 def test_the_pod_template_reaches_both_containers(runtime: Runtime) -> None:
     template = {
         "spec": {

@@ -24,7 +24,7 @@ def test_a_claim_is_filled_before_there_are_workers(
     with run_operator(server.kubeconfig, namespace, router.url):
         cluster.create(replicas=0, model={"cache": {**CLAIM, "prefetch": "Enabled"}})
         (name,) = eventually(jobs)
-        eventually(lambda: cached() == "Downloading")
+        eventually(lambda: cached() == "Starting")
         template = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]
         at = "2026-01-01T00:00:00Z"
         done = [{"type": kind, "status": "True", "lastTransitionTime": at} for kind in ("SuccessCriteriaMet", "Complete")]
@@ -45,7 +45,7 @@ def test_a_claim_is_filled_before_there_are_workers(
         assert "Job" not in degraded["message"], "and no write of the Job is refused"
         cluster.patch("inferenceservices", "qwen", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-4B"}}})
         eventually(lambda: len(jobs()) == 1 and name not in jobs())
-        eventually(lambda: cached() == "Downloading")
+        eventually(lambda: cached() == "Starting")
         before = cluster.get("deployments", "qwen-worker")["spec"]["template"]
         assert before != template
         cluster.patch("inferenceservices", "qwen", {"spec": {"model": {"cache": {"prefetch": "Disabled"}}}})

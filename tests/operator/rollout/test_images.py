@@ -183,7 +183,9 @@ def test_an_update_whose_canary_waits_for_its_promotion_gives_its_place_to_other
     fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
     rollout = {"engineVersion": "Auto", "progressDeadlineSeconds": 300}
     canary = {"a": {**CANARY, "replicas": 1}, "b": None}
-    fleet.create_all({name: {"replicas": 1, "rollout": {**rollout, "canary": canary[name]} if canary[name] else rollout} for name in canary})
+    fleet.create_all(
+        {name: {"replicas": 1, "rollout": {**rollout, "canary": canary[name]} if canary[name] else rollout} for name in canary}
+    )
     fleet.run(200.0)
     fleet.restart(**NEW)
     fleet.run(900.0, until=lambda: fleet.update("b").get("phase") == "Current" and fleet.images("b") == {"worker:2"})
