@@ -45,7 +45,7 @@ def pod_spec(service: InferenceService, settings: Settings, component: str, cont
         # A Service named "fairlead" would set FAIRLEAD_PORT=tcp://… in every pod, and flags are also read from FAIRLEAD_*.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.spec.rollout.drain_timeout_seconds + GRACE_MARGIN,
-        "securityContext": security.pod_context(),
+        "securityContext": security.pod_context(assigned=settings.assigned_user_ids),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,

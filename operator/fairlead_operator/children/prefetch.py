@@ -50,7 +50,8 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
     if service.spec.engine.runtime != "Fairlead":
         image = service.spec.routing.image or live_images(observed).router or settings.router_image
     no_sidecar = {"labels": _NO_SIDECAR_LABEL, "annotations": _NO_SIDECAR_ANNOTATION}
-    given = next(iter(template["spec"].get("containers") or []), {}).get("resources") or {}
+    containers: list[Object] = template["spec"].get("containers") or [{}]
+    given = containers[0].get("resources") or {}
     pod_template = merge({"metadata": no_sidecar, "spec": _pod_spec(service, settings, source, image, given)}, template)
     pod_template["metadata"]["labels"] |= _NO_SIDECAR_LABEL
     pod_template["spec"]["restartPolicy"] = "OnFailure"
