@@ -24,7 +24,7 @@ class Batch(Part):
         description="Secret with the AWS_ variables. Absent: the pod's role.",
     )
     max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight.")
-    pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template of the batch server.")
+    pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

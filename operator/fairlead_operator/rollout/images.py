@@ -37,7 +37,8 @@ def count_gpus(service: InferenceService, settings: Settings) -> int:
     resources, engine = service.spec.resources, service.spec.engine
     if resources.gpus is not None:
         return resources.gpus
-    return (1 if resources.is_explicit else settings.default_gpus) * engine.tensor_parallel // engine.nodes
+    ranks = engine.tensor_parallel * service.spec.pipeline_stages
+    return (1 if resources.is_explicit else settings.default_gpus) * ranks // engine.nodes
 
 
 def worker_image(service: InferenceService, settings: Settings) -> str:
