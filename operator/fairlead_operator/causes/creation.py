@@ -90,10 +90,12 @@ def _describe_used(resource: str, fields: Fields) -> str:
 
 
 def _advise_limit_range(resource: str, fields: Fields) -> str:
-    if resource in ("cpu", "memory"):
-        named = dict.fromkeys(fields.describe(f"{kind}.{resource}") for kind in ("requests", "limits"))
-        return f"Set {' and '.join(named)} within the namespace's LimitRange (kubectl describe limitrange)."
-    return f"Set the resources in {fields.template} within the namespace's LimitRange (kubectl describe limitrange)."
+    own = fields.requests or f"the resources in {fields.template}"
+    do = f"Set {own} within the namespace's LimitRange (kubectl describe limitrange)"
+    if resource not in ("cpu", "memory"):
+        return f"{do}."
+    named = dict.fromkeys(fields.describe(f"{kind}.{resource}") for kind in ("requests", "limits"))
+    return f"{do}: {' and '.join(named)}."
 
 
 def _advise_limit(resource: str, fields: Fields) -> str:

@@ -21,7 +21,8 @@ _MOUNT_ADVICE = (
     (r"references non-existent secret key: (\S+)", "Put the key {0} into that Secret."),
     (
         r"Multi-Attach error",
-        "The volume is attached to another node: use a ReadWriteMany claim, or one worker with spec.rollout.strategy Auto or DrainFirst.",
+        "The volume is attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone. For one worker, "
+        "spec.rollout.strategy Auto or DrainFirst ends the old pod first.",
     ),
     (r"hostPath type check failed", "The path does not exist on that node: create it, or choose nodes that have it."),
     (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),

@@ -25,7 +25,7 @@ SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
 DEFAULT_MAX_LORAS = 8  # the worker's default of --max-loras
 MIN_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
-"""Of a worker without CPU and memory in its manifest. Without requests its pod is BestEffort, for GPUs do not count: it is evicted first."""
+"""Of a worker without CPU and memory in its manifest. Without requests its pod is BestEffort, as GPUs do not count: evicted first."""
 MIN_READY_SECONDS = 10
 """Cluster DNS caches addresses of workers for 5 seconds, and without an index routers discover workers only through DNS."""
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk

@@ -107,7 +107,7 @@ VOLUMES = (
     Row(
         "The volume is attached to another node",
         "FailedMount",
-        "use a ReadWriteMany claim, or one worker with spec.rollout.strategy Auto or DrainFirst",
+        "use a ReadWriteMany claim, or wait until the old pod has gone",
         with_event(CREATING, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) qwen-worker-0'),
     ),
     Row(
