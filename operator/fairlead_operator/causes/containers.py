@@ -19,7 +19,7 @@ _KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends
 _IMAGE_ADVICE = (
     (
         r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
-        "Give the pods a pull secret that may read it (spec.imagePullSecrets).",
+        "Give the pods a pull secret that may read it (imagePullSecrets): spec.imagePullSecrets, or the chart's images.pullSecrets.",
     ),
     (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
     (

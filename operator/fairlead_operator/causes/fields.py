@@ -28,6 +28,7 @@ class Fields:
             "pods": self.pods,
             "cpu": self.describe("requests.cpu"),
             "memory": self.describe("requests.memory"),
+            "resources": self.requests or self.template,
             "fewer": f", or lower {self.count}" if self.count else "",
         }
 

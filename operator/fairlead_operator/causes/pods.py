@@ -20,7 +20,7 @@ __all__ = ["PodEvent", "find_pod_cause", "find_worst_cause"]
 
 Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
-_EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it ({memory}) so that the scheduler counts it."
+_EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in {resources} so that the scheduler counts it."
 
 
 def find_worst_cause(

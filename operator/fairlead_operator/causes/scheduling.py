@@ -43,7 +43,7 @@ _ADVICE = (
     ),
     (
         r"match Pod's node affinity|node selector",
-        "No node has the required labels: correct the nodeSelector or affinity in {template}, or label a node.",
+        "No node has the required labels: correct the nodeSelector or affinity, or label a node ({template}).",
     ),
     (r"topology spread constraints", "Relax the topologySpreadConstraints of {template}."),
     (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),
