@@ -163,6 +163,9 @@ class Taking(Recording):
         version = str(next(self._versions))
         return {**body, "metadata": {**body["metadata"], "uid": f"of {body['kind']} {version}", "resourceVersion": version}}
 
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.apply(body)
+
     async def delete(self, body: Mapping[str, Any]) -> None:
         self.deleted.append(body["kind"])
 
