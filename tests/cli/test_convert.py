@@ -104,7 +104,8 @@ def schema_of(crd: dict[str, Any]) -> dict[str, Any]:
         for name, child in node.get("properties", {}).items():
             walk(f"{path}.{name}".lstrip("."), child)
         if not node.get("properties"):
-            found[path] = (node.get("type"), tuple(node.get("enum", ())))
+            widened = "string" if node.get("x-kubernetes-int-or-string") else None  # takes every string that it took before
+            found[path] = (node.get("type", widened), tuple(node.get("enum", ())))
 
     walk("", crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
     return found
