@@ -52,6 +52,7 @@ class OperatorConfig(BaseSettings):
     lease_namespace: str = Field("", description="Namespace of the leader election's Lease; empty: the pod's own namespace.")
     lease_name: str = Field("fairlead-operator", min_length=1, description="Lease name; of the operators that share a Lease, one leads.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
+    assigned_user_ids: bool = Field(False, description="Pods name no user and group: the cluster assigns them, as OpenShift does.")
     monitoring_namespaces: str = Field("", description="Comma-separated namespaces that NetworkPolicies let read /metrics of the pods.")
     mesh: Mesh = Field(
         "", description="Service mesh whose tunnel NetworkPolicies let in: istio-ambient or linkerd; empty: none, or Istio with sidecars."
@@ -137,6 +138,7 @@ class OperatorConfig(BaseSettings):
             redis_files=self.redis_files,
             default_gpus=self.default_gpus,
             cluster_domain=self.cluster_domain,
+            assigned_user_ids=self.assigned_user_ids,
             operator_namespace=self.lease_namespace,
             monitoring_namespaces=_names(self.monitoring_namespaces),
             mesh=self.mesh,

@@ -25,6 +25,13 @@ def has_ended(pod: Body) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
+def has_no_pod(job: Body) -> bool:
+    """Return whether the Job has neither a pod nor an end: its status does not say why no pod can be created."""
+    status = job.get("status") or {}
+    counted = any(status.get(count) for count in ("active", "succeeded", "failed"))
+    return not counted and not any(one["status"] == "True" for one in status.get("conditions") or [])
+
+
 def ready_at(pod: Body) -> float | None:
     """Return since when the pod is ready, in seconds since the epoch; None: it is not."""
     conditions = (pod.get("status") or {}).get("conditions") or []

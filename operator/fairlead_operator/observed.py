@@ -94,7 +94,7 @@ class ObservedLoading:
 
 @dataclass(frozen=True)
 class PodEvent:
-    """The newest relevant Event of one pod."""
+    """The newest relevant Event of one pod, or of a Job without a pod."""
 
     reason: str
     message: str
@@ -194,7 +194,7 @@ class Observed:
     gateway: Body | None = None  # the Gateway of spec.exposure.gateway; empty: it does not exist; None: unknown
     traffic: ObservedTraffic | None = None
     fallbacks: Mapping[str, str] | None = None  # pod → why it runs without CUDA graphs or overlap; None: no router has answered yet
-    pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest relevant Event, of pods that are stuck
+    pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod or Job → its newest relevant Event, if it is stuck
     canary: ObservedCanary | None = None  # None: no router has answered yet
     last_departure_at: float = 0.0  # seconds since the epoch when a worker last left, as far as this process knows
     loading: Mapping[str, ObservedLoading] = field(default_factory=dict)  # pod → its loading progress, of pods that are not ready

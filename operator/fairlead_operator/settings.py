@@ -33,6 +33,7 @@ class Settings:
     redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: none is needed
     default_gpus: int = 1  # of a worker whose manifest has no value, times engine.tensorParallel
     cluster_domain: str = "cluster.local"
+    assigned_user_ids: bool = False  # pods name no user and group: the cluster assigns them, as OpenShift does
     operator_namespace: str = ""  # from which the operator polls workers and routers; empty: any
     monitoring_namespaces: tuple[str, ...] = ()  # that may read /metrics of all pods
     waves: WaveLimits = field(default_factory=WaveLimits)

@@ -66,6 +66,7 @@ class App:
         self._router, self._part = router, part
         self._console = Console(router, shows_all_tenants=part == "admin") if router.config.console else None
         self._logs_json = router.config.log_format == "json"
+        self._session_header = router.config.session_header.encode()
         self._access = AccessLog(logging.getLogger(access_log.NAME), json=self._logs_json)
         origins = parse_origins(router.config.allowed_origins) if part != "admin" else ()
         self._origins = origins
@@ -109,7 +110,7 @@ class App:
         if served and path == DEMAND and request.method in METHODS[DEMAND]:
             await self._demand(request, reply)
             return
-        call, counted = Call.from_request(request), False
+        call, counted = Call.from_request(request, self._session_header), False
         if self._logs_json:
             call.trace_id = read_trace_id(request.headers)
             bind_request(call.id, call.trace_id)

@@ -1,5 +1,6 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -14,6 +15,11 @@ from fairlead_router.service_classes import ServiceClasses, parse_classes
 IndexMode = Literal["auto", "mirror", "remote"]
 OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
 PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
+NOT_FORWARDED = frozenset(
+    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
+    b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
+)
+"""Headers of clients that the router uses itself, so that workers do not get them."""
 
 
 class RouterConfig(BaseSettings):
@@ -54,6 +60,9 @@ class RouterConfig(BaseSettings):
     redis_sentinel_password_file: str = Field("", description="file with the password of the sentinels' user, read at each connection")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
+    session_header: str = Field(
+        "x-session-id", description="header that names the session, for --policy Session and canaries, such as x-user-id"
+    )
     canary_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
     api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
     batch_url: str = Field("", description="URL of the batch server, which gets /v1/files and /v1/batches (empty: there is none)")
@@ -120,6 +129,14 @@ class RouterConfig(BaseSettings):
         if not value.startswith(("dns://", "file:///", "static://")):
             raise ValueError("give dns://HOST:PORT, file:///path or static://host:port,host:port")
         return value
+
+    @field_validator("session_header")
+    @classmethod
+    def _readable_header(cls, value: str) -> str:
+        name = value.lower()
+        if re.fullmatch(r"[a-z0-9-]+", name) is None or name.encode() in NOT_FORWARDED or name.startswith("x-fairlead-"):
+            raise ValueError("give the name of a header of the client's own, such as x-user-id; the router uses this one itself")
+        return name
 
     @field_validator("allowed_origins")
     @classmethod

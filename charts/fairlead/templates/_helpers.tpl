@@ -1,8 +1,12 @@
+{{- /* Prefix of all names. Services take no dot, and no digit first: a release may be called 2024 or v1.5. */}}
 {{- define "fairlead.name" -}}
 {{- $name := default "fairlead" .Values.nameOverride }}
-{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
-{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $release := .Release.Name | replace "." "-" }}
+{{- $full := printf "%s-%s" $release $name }}
+{{- if .Values.fullnameOverride }}{{ $full = .Values.fullnameOverride }}
+{{- else if contains $name $release }}{{ $full = $release }}{{ end }}
+{{- if regexMatch "^[0-9]" $full }}{{ $full = printf "fairlead-%s" (trimSuffix "-fairlead" $full) }}{{ end }}
+{{- $full | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "fairlead.serviceAccount" -}}
@@ -21,15 +25,15 @@
 
 {{- define "fairlead.selector" -}}
 app.kubernetes.io/name: fairlead
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: "{{ .root.Release.Name }}"
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "fairlead.labels" -}}
 {{ include "fairlead.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+app.kubernetes.io/managed-by: "{{ .root.Release.Service }}"
+helm.sh/chart: "{{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}"
 {{- end }}
 
 {{- define "fairlead.image" -}}
@@ -55,9 +59,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "fairlead.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .Values.openshift }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -69,7 +75,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "fairlead.monitoringNamespaces" -}}
 {{- range .Values.monitoring.namespaces }}
-- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: "{{ . }}"}}
 {{- end }}
 {{- end }}
 
@@ -86,7 +92,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "fairlead.watched" -}}
-{{- with .Values.watch.namespaces }}{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [{{ join ", " . }}]}]}{{ else }}{}{{ end }}
+{{- with .Values.watch.namespaces }}{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}]}{{ else }}{}{{ end }}
 {{- end }}
 
 {{- /* Namespace and name of the service for helm test, and whether the chart creates it. */}}
@@ -96,6 +102,55 @@ capabilities: {drop: [ALL]}
 
 {{- define "fairlead.testService" -}}
 {{- default (printf "%s-test" (include "fairlead.name" .)) .Values.test.service }}
+{{- end }}
+
+{{- /* Comments on objects that are enabled and left out: the output of helm template has no notes. */}}
+{{- define "fairlead.leftOut" -}}
+{{- range $value, $kind := dict "podMonitors" "PodMonitor" "serviceMonitors" "ServiceMonitor" "rules" "PrometheusRule" }}
+{{- $api := printf "monitoring.coreos.com/v1/%s" $kind }}
+{{- if and (index $.Values.monitoring $value) (not ($.Capabilities.APIVersions.Has $api)) }}
+# NOT rendered: monitoring.{{ $value }}, because this cluster does not serve {{ $api }}. With helm template, give --api-versions={{ $api }}.
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels and placement of the pods of helm test: those of test, otherwise those of the operator. */}}
+{{- define "fairlead.testValues" -}}
+{{- $made := dict }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "podLabels" "podAnnotations" }}
+{{- $_ := set $made $key (default (index $.Values.operator $key) (index $.Values.test $key)) }}
+{{- end }}
+{{- toYaml $made }}
+{{- end }}
+
+{{- define "fairlead.testPodTemplate" -}}
+{{- $placed := include "fairlead.placement" (dict "root" .root "values" .values) | fromYaml }}
+{{- dict "metadata" (dict "labels" (.values.podLabels | default dict) "annotations" (.values.podAnnotations | default dict)) "spec" $placed | toYaml }}
+{{- end }}
+
+{{- /* podTemplate of the service that helm test creates: a tiny model on an emptyDir. */}}
+{{- define "fairlead.testWorker" -}}
+spec:
+  initContainers:
+    - name: model
+      image: "{{ include "fairlead.image" (dict "root" . "image" .Values.images.worker) }}"
+      imagePullPolicy: "{{ .Values.images.pullPolicy }}"
+      command: [fairlead, make-model, /models/tiny, --arch, qwen3, --force]
+      env:
+        - {name: HOME, value: /tmp}
+      resources: {{- toYaml .Values.test.resources | nindent 8 }}
+      securityContext: {{- include "fairlead.containerSecurity" . | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: models, mountPath: /models}
+  containers:
+    - name: worker
+      resources: {{- toYaml .Values.test.resources | nindent 8 }}
+      volumeMounts:
+        - {name: models, mountPath: /models, readOnly: true}
+  volumes:
+    - name: models
+      emptyDir: {sizeLimit: 64Mi}
 {{- end }}
 
 {{- define "fairlead.podMetadata" -}}
@@ -112,7 +167,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- with include "fairlead.pullSecrets" .root }}
 imagePullSecrets:
 {{- range splitList "," . }}
-  - name: {{ . }}
+  - name: "{{ . }}"
 {{- end }}
 {{- end }}
 {{- with .values.affinity }}
@@ -122,7 +177,7 @@ affinity: {{- toYaml . | nindent 2 }}
 topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: "{{ . }}"
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}

@@ -36,7 +36,7 @@
   labels: {severity: {{ .severity }}}
   annotations:
     summary: {{ printf "%s: {{ $value | humanizePercentage }} %s. %s" $indicator.where $indicator.what .meaning | quote }}
-    runbook_url: {{ $runbooks }}#{{ lower $name }}
+    runbook_url: "{{ $runbooks }}#{{ lower $name }}"
 {{- end }}
 {{- end }}
 {{- end }}

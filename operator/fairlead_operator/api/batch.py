@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.cache import is_in_bucket
 from fairlead_operator.api.fields import ObjectName, Part, refuse, rule, rules
+from fairlead_operator.api.pod_template import PodTemplate
 
 _BUCKET = "spec.batch.secretName needs an s3:// storageURI: remove it"
 
@@ -23,6 +24,7 @@ class Batch(Part):
         description="Secret with the AWS_ variables. Absent: the pod's role.",
     )
     max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight.")
+    pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,12 +3,13 @@
 from typing import Any
 
 from fairlead_operator.api.adapters import MODELS_NAME, no_adapter_named
-from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
+from fairlead_operator.api.fields import GROUP_NAME_HELP, GROUP_NAME_LENGTH, NAME, NAME_HELP, NAME_LENGTH, rule
 from fairlead_operator.api.schema import Schema, structural_schema
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status.service_status import ServiceStatus
 
 _NAME_RULES = [rule(f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME}')", NAME_HELP)]
+_GROUP_RULES = [rule(f"self.spec.engine.nodes == 1 || self.metadata.name.size() < {GROUP_NAME_LENGTH}", GROUP_NAME_HELP)]
 _ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {no_adapter_named('self.spec.model', 'self.metadata.name')}", MODELS_NAME)]
 
 
@@ -43,7 +44,7 @@ def _root() -> Schema:
             # Without a status, kstatus takes a service that no operator has seen yet for one that is current.
             "status": structural_schema(ServiceStatus, defaults=False) | {"default": {"observedGeneration": -1}},
         },
-        "x-kubernetes-validations": [*_NAME_RULES, *_ADAPTER_RULES],
+        "x-kubernetes-validations": [*_NAME_RULES, *_GROUP_RULES, *_ADAPTER_RULES],
     }
 
 

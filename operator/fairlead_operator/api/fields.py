@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 _ACRONYM = re.compile(r"(?<=[a-z])(Ttft|Uri|Url|Cpu)(?![a-z])")
@@ -91,6 +91,10 @@ def refuse(broken: bool, message: str) -> None:
         raise ValueError(message)
 
 
+GROUP_NAME_LENGTH = 44
+"""Of a service with engine.nodes above 1, with the digits of its last worker's number: LeaderWorkerSet adds `-worker-N-` and ten digits for
+a label. The CRD's rule counts one digit."""
+GROUP_NAME_HELP = "metadata.name must be at most 43 characters with spec.engine.nodes above 1 (42 beyond 10 workers, 41 beyond 100)"
 NAME_LENGTH = 52  # a label has 63 characters, and "-workers" and the suffixes that Kubernetes adds must fit
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_HELP = (
@@ -98,6 +102,7 @@ NAME_HELP = (
 )
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+MODEL_NAME = r"^[A-Za-z0-9/][A-Za-z0-9._:/-]*$"  # a "/" first too: clients of vLLM send the folder that --model names
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 PERCENTAGE = r"^[0-9]{1,4}(\.[0-9]{1,2})?%$"
 EXAMPLES = {
@@ -109,7 +114,19 @@ EXAMPLES = {
 """Plain descriptions of the patterns, for error messages."""
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
-Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
+
+
+def _whole_number(value: Any) -> Any:
+    """Return a whole number as text: Kubernetes takes `cpu: 2` for a quantity, and YAML reads it as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[
+    str,
+    Field(min_length=1, max_length=32, pattern=QUANTITY),
+    BeforeValidator(_whole_number),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 32, "minimum": 0, "pattern": QUANTITY}),
+]
 Percentage = Annotated[str, Field(min_length=2, max_length=8, pattern=PERCENTAGE)]
 Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]

@@ -12,6 +12,7 @@ from fairlead_operator.api.fields import refuse
 _PORTS = "remove it: Services, probes and routers use the operator's value"
 _NODES = "set spec.engine.nodes, which starts a pod for each node"
 _URI, _PARALLEL = "set spec.model.uri", "set spec.engine.tensorParallel"
+_STAGES = "Fairlead's engine has no pipeline parallelism: set spec.engine.tensorParallel, or spec.engine.runtime to VLLM or SGLang"
 _KEYS = "set spec.access.keysSecretRef, and routers check the keys; workers answer only them"
 OWNED_FLAGS = {
     "model": _URI,
@@ -44,7 +45,7 @@ _OF_ENGINES = {
     "kv-events-config": "remove it: the agent reads the events at the operator's address",
 }
 ENGINE_FLAGS: Mapping[Runtime, Mapping[str, str]] = {
-    "Fairlead": OWNED_FLAGS,
+    "Fairlead": {**OWNED_FLAGS, "pipeline-parallel-size": _STAGES},
     "VLLM": {
         **_OF_ENGINES,
         "uds": _LOOPBACK,
@@ -64,6 +65,26 @@ ENGINE_FLAGS: Mapping[Runtime, Mapping[str, str]] = {
     },
 }
 """What to do instead of each flag of a runtime's engine."""
+
+
+_PIPELINE = ("pipeline-parallel-size", "pp", "pp-size")
+PIPELINE = "^--?p(p|ipeline)"
+"""Flags of vLLM and SGLang for pipeline parallelism, as CEL finds them. CEL cannot read their number."""
+
+
+def pipeline_stages(args: Sequence[str], runtime: Runtime) -> int:
+    """Return the stages of an engine's pipeline parallelism, each with the GPUs of `tensorParallel`; 1 without the flag.
+
+    Raises ValueError for a value that is no number.
+    """
+    stages = 1
+    for index, arg in enumerate(args):
+        flag, has_value, value = arg.partition("=")
+        if runtime != "Fairlead" and flag.startswith("-") and flag.lstrip("-").replace("_", "-") in _PIPELINE:
+            value = value if has_value else "".join(args[index + 1 : index + 2])
+            refuse(not value.isdecimal() or int(value) < 1, f"spec.engine.args: {flag} must have a number of at least 1 (got {value!r})")
+            stages = int(value)
+    return stages
 
 
 def refuse_owned_flags(args: Sequence[str], runtime: Runtime = "Fairlead") -> None:

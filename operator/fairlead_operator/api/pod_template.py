@@ -1,4 +1,4 @@
-"""Templates that are merged into the pods of workers and of routers."""
+"""Templates that are merged into the pods of workers, routers and the batch server."""
 
 from typing import Annotated, Any
 
@@ -10,22 +10,20 @@ from fairlead_operator.api.fields import Part
 class PodMetadata(Part):
     """Additional labels and annotations of the pods."""
 
-    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=dict, max_length=64, description="Added to the pods' labels."
-    )
+    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict, max_length=64, description="Added to the labels.")
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default_factory=dict, max_length=64, description="Added to the pods' annotations."
+        default_factory=dict, max_length=64, description="Added to the annotations."
     )
 
 
 class PodTemplate(Part):
     """Pod settings without a field of their own here, such as tolerations, nodeSelector, volumes and sidecars."""
 
-    metadata: PodMetadata = Field(default_factory=PodMetadata, description="Additional labels and annotations of the pods.")
+    metadata: PodMetadata = Field(default_factory=PodMetadata, description="Added to the pods' metadata.")
     spec: dict[str, Any] = Field(
         default_factory=dict,
-        description='A PodSpec. Lists merge by the names of containers (ours is "worker" or "router"; with runtime VLLM and SGLang '
-        '"agent", and "engine" in initContainers), volumes, env and mounts.',
+        description="A PodSpec. Lists merge by name: containers (worker, router, batch; of other engines agent, and engine in "
+        "initContainers), volumes, env, mounts.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
     )
 

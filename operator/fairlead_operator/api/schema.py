@@ -30,10 +30,11 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
             # of a part before it applies the defaults inside.
             schema["default"] = {name: child["default"] for name, child in schema["properties"].items() if "default" in child}
     if "items" in node:
-        schema["items"] = _walk(node["items"], definitions, defaults)
+        # A default inside of a list's items is a permanent difference for Argo CD, which cannot match the items with those of the manifest.
+        schema["items"] = _walk(node["items"], definitions, defaults=False)
         schema.setdefault("x-kubernetes-list-type", "atomic")
     if isinstance(node.get("additionalProperties"), Mapping):
-        schema["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
+        schema["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults=False)
     if schema.get("minLength") == 1 and "pattern" in schema and not re.search(schema["pattern"], ""):
         del schema["minLength"]  # the pattern refuses the empty string
     if schema.get("type") == "integer" and "maximum" not in schema:

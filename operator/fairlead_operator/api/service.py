@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fairlead_operator.api.adapters import MODELS_NAME
-from fairlead_operator.api.fields import EXAMPLES, NAME, NAME_HELP, NAME_LENGTH, WORDS, similar_field
+from fairlead_operator.api.fields import EXAMPLES, GROUP_NAME_HELP, GROUP_NAME_LENGTH, NAME, NAME_HELP, NAME_LENGTH, WORDS, similar_field
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status.service_status import ServiceStatus
 
@@ -48,6 +48,8 @@ class InferenceService:
             spec = ServiceSpec.model_validate(body.get("spec") or {})
         except ValidationError as error:
             raise InvalidManifest(describe(error)) from None
+        if spec.engine.nodes > 1 and len(name) + len(str(spec.most_replicas - 1)) > GROUP_NAME_LENGTH:
+            raise InvalidManifest(f"{GROUP_NAME_HELP} (got {len(name)} characters)")
         if spec.model.name is None and name in {one.name for one in spec.model.adapters}:
             raise InvalidManifest(f"{MODELS_NAME} (it is {name!r}, the name of the service)")
         try:

@@ -12,6 +12,7 @@ from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import (
+    MODEL_NAME,
     Argument,
     Image,
     ObjectName,
@@ -24,6 +25,7 @@ from fairlead_operator.api.fields import (
     uri_schema,
     uri_validator,
 )
+from fairlead_operator.api.owned_flags import PIPELINE, pipeline_stages
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
@@ -40,6 +42,10 @@ _REGION = "spec.model.region needs an s3:// model: remove it"
 _PARALLEL = (
     "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes, since a worker uses all of its GPUs for one "
     "replica: change one of them"
+)
+_STAGES = (
+    "spec.resources.gpus must equal spec.engine.tensorParallel times the pipeline stages in spec.engine.args, since a worker uses all of "
+    "its GPUs for one replica: change one of them"
 )
 _CANARY_NODES = "spec.rollout.canary does not support workers of several pods: remove it, or set spec.engine.nodes to 1"
 _INT8 = "spec.engine.quantization Int8 is for workers on CPUs: set spec.resources.gpus to 0, or choose FP8 or Int4"
@@ -134,7 +140,7 @@ class Model(Part):
         description="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
         "oci://IMAGE[#FOLDER] or file:///PATH. Each FOLDER and PATH may end with the name of a .gguf file."
     )
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=MODEL_NAME)] | None = Field(
         None, description='Value of "model" in requests. Absent: the name of the service.'
     )
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
@@ -261,7 +267,8 @@ class ServiceSpec(Part):
         json_schema_extra=rules(
             rule(
                 "!has(self.resources.gpus) || self.resources.gpus * self.engine.nodes == self.engine.tensorParallel "
-                "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1)",
+                "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1) || "
+                f"(self.engine.runtime != 'Fairlead' && has(self.engine.args) && self.engine.args.exists(a, a.matches('{PIPELINE}')))",
                 _PARALLEL,
                 path=".engine.tensorParallel",
             ),
@@ -356,7 +363,11 @@ class ServiceSpec(Part):
         gpus, parallel, nodes = self.resources.gpus, self.engine.tensor_parallel, self.engine.nodes
         on_one_cpu = gpus == 0 and parallel == 1
         over = f" times {nodes}" if nodes > 1 else ""
-        refuse(gpus is not None and gpus * nodes != parallel and not on_one_cpu, f"{_PARALLEL} ({parallel} is not {gpus}{over})")
+        stages = self.pipeline_stages
+        if stages > 1:
+            refuse(gpus not in (None, 0, parallel * stages), f"{_STAGES} ({gpus} is not {parallel} times {stages})")
+        else:
+            refuse(gpus is not None and gpus * nodes != parallel and not on_one_cpu, f"{_PARALLEL} ({parallel} is not {gpus}{over})")
         refuse(self.resources.uses_mig and parallel > 1, f"{MIG_PARALLEL} (got {parallel})")
         refuse(self.engine.quantization == "Int8" and bool(gpus), f"{_INT8} (got {gpus} GPUs)")
         refuse(self.engine.quantization == "FP8" and gpus == 0, _FP8)
@@ -387,6 +398,15 @@ class ServiceSpec(Part):
         containers = (self.pod_template.spec.get("containers") if self.pod_template is not None else None) or []
         named = [one.get("name") for one in containers if isinstance(one, dict)]
         refuse("worker" in named or "engine" in named, f"{_CONTAINERS} (got {', '.join(map(str, named))})")
+
+    @property
+    def pipeline_stages(self) -> int:
+        return pipeline_stages(self.engine.args, self.engine.runtime)
+
+    @property
+    def most_replicas(self) -> int:
+        """Return the most workers that there may be, at least 1."""
+        return max(1, self.replicas, self.scaling.max_replicas if self.scaling is not None else 0)
 
     @property
     def desired_replicas(self) -> int:

@@ -8,6 +8,7 @@ from fairlead_operator import names
 from fairlead_operator.causes import weights
 from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
 from fairlead_operator.causes.events import probe_message
+from fairlead_operator.causes.fields import Fields
 from fairlead_operator.observed import PodEvent
 
 IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
@@ -18,12 +19,12 @@ _KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends
 _IMAGE_ADVICE = (
     (
         r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
-        "Give the pods a pull secret that may read it (imagePullSecrets).",
+        "Give the pods a pull secret that may read it (imagePullSecrets): spec.imagePullSecrets, or the chart's images.pullSecrets.",
     ),
     (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
     (
         r"not found|manifest unknown|\b404\b",
-        "Correct the image: the operator's --worker-image and --router-image, or the one in spec.podTemplate.",
+        "Correct the image: {image}.",
     ),
     (r"toomanyrequests|rate limit|\b429\b", "The registry limits pulls: wait, log in with a pull secret, or mirror the image."),
     (
@@ -54,7 +55,7 @@ def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bo
 
 
 def find_container_cause(
-    pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: PodEvent | None = None
+    pod: str, container: Mapping[str, Any], fields: Fields, readiness: Mapping[str, Any] | None = None, event: PodEvent | None = None
 ) -> Cause | None:
     """Return None for a healthy or completed container. `readiness`: the pod's condition Ready; `event`: its newest relevant Event."""
     if container.get("ready"):
@@ -63,16 +64,16 @@ def find_container_cause(
     waiting, terminated = state.get("waiting") or {}, state.get("terminated")
     reason = waiting.get("reason", "")
     if reason in IMAGE:
-        return _image(pod, container, reason, str(waiting.get("message") or reason))
+        return _image(pod, container, fields, reason, str(waiting.get("message") or reason))
     if reason in CONTAINER:
         words = str(waiting.get("message") or reason)
-        return make_cause(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
+        return make_cause(reason, f"pod {pod}: {words}", _advise(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
         return None  # a completed init container
     served = has_served(container, readiness or {})
     ended = terminated or (None if served else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
-        return _crashed(pod, container, ended, reason, event)
+        return _crashed(pod, container, fields, ended, reason, event)
     if state.get("running") is not None:
         if not served and container.get("name") in names.SERVING:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
@@ -84,7 +85,7 @@ def find_container_cause(
     return Cause("Starting", f"pod {pod} is starting", fault=False)
 
 
-def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> Cause:
+def _image(pod: str, container: Mapping[str, Any], fields: Fields, reason: str, words: str) -> Cause:
     # ErrImagePull and ImagePullBackOff alternate. The second contains the first one's detail after a prefix.
     detail = words.rsplit("ErrImagePull: ", 1)[-1]
     what = f"pod {pod}: image {container.get('image', '?')}: {detail}"
@@ -92,22 +93,24 @@ def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> C
         return make_cause(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
     if reason == "ErrImageNeverPull":
         return make_cause(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
-    return make_cause(
-        "ImagePullBackOff", what, _advice(_IMAGE_ADVICE, detail) or "Pull the image manually on the node to see the registry's error."
-    )
+    own = container.get("name") in (*fields.own, names.AGENT)
+    field = f"the chart's images, or {fields.image}" if own else f"that of container {container.get('name')} in {fields.template}"
+    do = _advise(_IMAGE_ADVICE, detail).replace("{image}", field)
+    return make_cause("ImagePullBackOff", what, do or "Pull the image manually on the node to see the registry's error.")
 
 
-def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str, event: PodEvent | None) -> Cause:
+def _crashed(
+    pod: str, container: Mapping[str, Any], fields: Fields, ended: Mapping[str, Any], waiting: str, event: PodEvent | None
+) -> Cause:
     """Return a specific cause for an OutOfMemory kill and for a model that cannot be loaded.
 
     Otherwise the second exit, or a back-off, counts as a crash loop (restartCount never decreases).
     """
     message = last_line(str(ended.get("message") or ""))
     if ended.get("reason") == "OOMKilled":
-        what = f"pod {pod}: {container.get('name')} was killed: {message or 'it used more memory than spec.resources.memory allows'}"
-        return make_cause(
-            "OOMKilled", what, "Raise spec.resources.memory (weights on CPUs, page buffers and downloads count), or remove its limit."
-        )
+        field = fields.describe("limits.memory", str(container.get("name")))
+        what = f"pod {pod}: {container.get('name')} was killed: {message or f'it used more memory than {field} allows'}"
+        return make_cause("OOMKilled", what, f"Raise {field} (weights on CPUs, page buffers and downloads count), or remove the limit.")
     loading = weights.find_cause(pod, message)
     if loading is not None:
         return loading
@@ -118,10 +121,10 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
     what = f"pod {pod}: {container.get('name')} exited with code {code}: {message or 'it left no message'}"
-    do = _advice(_CRASH_ADVICE, message) or f"See kubectl logs {pod} -c {container.get('name')} --previous."
+    do = _advise(_CRASH_ADVICE, message) or f"See kubectl logs {pod} -c {container.get('name')} --previous."
     return make_cause("CrashLoopBackOff" if looping else "Crashed", what, do)
 
 
-def _advice(table: tuple[tuple[str, str], ...], words: str) -> str:
+def _advise(table: tuple[tuple[str, str], ...], words: str) -> str:
     found = ((re.search(pattern, words, re.IGNORECASE), text) for pattern, text in table)
-    return next((text.format(*match.groups()) for match, text in found if match), "")
+    return next((text.format(*match.groups(), image="{image}") for match, text in found if match), "")

@@ -5,19 +5,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.causes.fields import Fields
 from fairlead_operator.observed import PodEvent
 
 MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 PROBE = {"Unhealthy"}
 DEVICE_CLAIM = {"FailedResourceClaimCreation"}
-RELEVANT_REASONS = {*MOUNT, *PROBE, *DEVICE_CLAIM, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
+CREATION = {"FailedCreate"}  # of a Job
+RELEVANT_REASONS = {*MOUNT, *PROBE, *DEVICE_CLAIM, *CREATION, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
 
 _MOUNT_ADVICE = (
-    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in the manifest."),
+    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in {claim}."),
     (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the kubelet then mounts it."),
     (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
     (r"references non-existent secret key: (\S+)", "Put the key {0} into that Secret."),
-    (r"Multi-Attach error", "The volume is still attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone."),
+    (
+        r"Multi-Attach error",
+        "The volume is attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone. For one worker, "
+        "spec.rollout.strategy Auto or DrainFirst ends the old pod first.",
+    ),
     (r"hostPath type check failed", "The path does not exist on that node: create it, or choose nodes that have it."),
     (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),
     (r"timed out waiting", "The storage does not answer: see the CSI driver's pods and kubectl describe pvc."),
@@ -40,11 +46,11 @@ def _time(event: Mapping[str, Any]) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def find_event_cause(pod: str, event: PodEvent) -> Cause | None:
+def find_event_cause(pod: str, event: PodEvent, fields: Fields) -> Cause | None:
     """Return the cause for a pod whose containers do not run yet; None where the Event gives no reason."""
     if event.reason in MOUNT:
         found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
-        do = next((text.format(*match.groups()) for match, text in found if match), f"See kubectl describe pod {pod}.")
+        do = next((text.format(*match.groups(), **fields.words) for match, text in found if match), f"See kubectl describe pod {pod}.")
         return make_cause("FailedMount", f"pod {pod} waits for a volume: {_without_ids(event.message)}", do)
     if event.reason in DEVICE_CLAIM:
         do = "Create the ResourceClaimTemplate that spec.resources.resourceClaims names, in this namespace, or correct the name."

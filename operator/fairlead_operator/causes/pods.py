@@ -12,6 +12,7 @@ from fairlead_operator.causes import scheduling
 from fairlead_operator.causes.cause import Cause, make_cause, truncate
 from fairlead_operator.causes.containers import find_container_cause
 from fairlead_operator.causes.events import find_event_cause, make_node_lost_cause
+from fairlead_operator.causes.fields import Fields, fields_of_pod
 from fairlead_operator.objects import has_ended, parse_time
 from fairlead_operator.observed import PodEvent
 
@@ -19,7 +20,7 @@ __all__ = ["PodEvent", "find_pod_cause", "find_worst_cause"]
 
 Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
-_EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in spec.resources so that the scheduler counts it."
+_EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in {resources} so that the scheduler counts it."
 
 
 def find_worst_cause(
@@ -50,17 +51,17 @@ def find_worst_cause(
 def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
     """Return what keeps this pod from being ready; None for a ready one."""
     status = pod.get("status") or {}
-    name = (pod.get("metadata") or {}).get("name", "?")
+    name, fields = (pod.get("metadata") or {}).get("name", "?"), fields_of_pod(pod)
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     if status.get("reason") in _LOST:
         return make_node_lost_cause(name)
     if conditions.get("Ready", {}).get("status") == "True":
         return None
     if status.get("phase") in ("Failed", "Succeeded"):
-        return _ended(name, status)
+        return _ended(name, status, fields)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return scheduling.find_cause(name, scheduled.get("reason", ""), str(scheduled.get("message") or ""))
+        return scheduling.find_cause(name, scheduled.get("reason", ""), str(scheduled.get("message") or ""), fields)
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
         why = disrupted.get("message") or disrupted.get("reason") or "no reason is given"
@@ -68,9 +69,9 @@ def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     if _node_stopped_reporting(status, conditions.get("Ready")):
         return make_node_lost_cause(name)
-    early = find_event_cause(name, event) if event is not None and not any(_has_run(one) for one in containers) else None
+    early = find_event_cause(name, event, fields) if event is not None and not any(_has_run(one) for one in containers) else None
     for container in containers:
-        cause = find_container_cause(name, container, conditions.get("Ready"), event)
+        cause = find_container_cause(name, container, fields, conditions.get("Ready"), event)
         if cause is not None:
             return early if early is not None and not cause.fault else cause
     return early or Cause("Starting", f"pod {name} is starting", fault=False)
@@ -100,10 +101,10 @@ def _has_run(container: Mapping[str, Any]) -> bool:
     return "running" in state or "terminated" in state or bool(last)
 
 
-def _ended(name: str, status: Body) -> Cause:
+def _ended(name: str, status: Body, fields: Fields) -> Cause:
     reason, words = status.get("reason") or "PodFailed", status.get("message") or status.get("phase")
     if reason == "Evicted":
-        return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED)
+        return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED.format(**fields.words))
     if reason.startswith("OutOf") or reason in ("UnexpectedAdmissionError", "NodeAffinity", "NodePorts"):
         do = "The kubelet rejected it after the scheduler had chosen the node: see the node's device plugin, or cordon the node."
         return make_cause(reason, f"pod {name} was rejected by its node: {words}", do)

@@ -3,15 +3,16 @@
 import re
 
 from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.causes.fields import Fields
 
 _LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
 _OF = re.compile(r"0/(\d+) nodes")
 
-# The scheduler's message → advice. Only the first two matches are given: ten reasons at once are too many to read.
+# The scheduler's message → advice, with the component's fields. Only the first two matches are given: more are too many to read.
 _ADVICE = (
     (
         r"Insufficient (?:nvidia|amd)\.com/gpu",
-        "Free a GPU, add a node with GPUs, or lower spec.replicas (to run on CPUs, set spec.resources.gpus: 0).",
+        "Free a GPU, add a node with GPUs{fewer} (to run on CPUs, set spec.resources.gpus: 0).",
     ),
     (
         r"Insufficient ((?!(?:nvidia|amd)\.com/gpu)[\w-]+\.[\w.-]+/[\w.-]+)(?<![.])",
@@ -25,26 +26,26 @@ _ADVICE = (
         r"volume node affinity conflict|didn't match PersistentVolume's node affinity",
         "The claim's volume is on another node or zone: free room there, or use a claim that all nodes can mount.",
     ),
-    (r"Insufficient cpu", "Lower spec.resources.cpu, or add a node."),
-    (r"Insufficient memory", "Lower spec.resources.memory, or add a node."),
-    (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
+    (r"Insufficient cpu", "Lower {cpu}, or add a node."),
+    (r"Insufficient memory", "Lower {memory}, or add a node."),
+    (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in {template}, or add a node with a larger disk."),
     (r"Too many pods", "Every suitable node has reached its limit of pods: add a node."),
-    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in spec.model."),
+    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in {claim}."),
     (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it again."),
     (
         r"unbound immediate PersistentVolumeClaims",
         "See why the claim is not bound: kubectl describe pvc (no such StorageClass, or no volume).",
     ),
-    (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in spec.podTemplate.spec.tolerations, if workers may run there."),
+    (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in {template}.spec.tolerations, if {pods} may run there."),
     (
         r"untolerated taint\(s\)",
-        "Tolerate the node's taints (kubectl describe node) in spec.podTemplate.spec.tolerations, if workers may run there.",
+        "Tolerate the node's taints (kubectl describe node) in {template}.spec.tolerations, if {pods} may run there.",
     ),
     (
         r"match Pod's node affinity|node selector",
-        "No node has the required labels: correct the nodeSelector or affinity, or label a node.",
+        "No node has the required labels: correct the nodeSelector or affinity, or label a node ({template}).",
     ),
-    (r"topology spread constraints", "Relax the topologySpreadConstraints of spec.podTemplate."),
+    (r"topology spread constraints", "Relax the topologySpreadConstraints of {template}."),
     (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),
     (r"no nodes available", "The cluster has no node: add one."),
 )
@@ -54,7 +55,7 @@ _PREEMPTION = re.compile(r"(?: no new claims to deallocate,)? preemption: .*", r
 """The end of a scheduler's message: it says that no other pod makes room either."""
 
 
-def find_cause(pod: str, reason: str, message: str) -> Cause:
+def find_cause(pod: str, reason: str, message: str, fields: Fields) -> Cause:
     """Return the cause of a pod whose condition PodScheduled is False."""
     if reason == "SchedulingGated":
         return make_cause(
@@ -64,10 +65,10 @@ def find_cause(pod: str, reason: str, message: str) -> Cause:
     nodes = _OF.search(words)
     lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
     what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {_PREEMPTION.sub('', words)}"
-    return make_cause("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
+    return make_cause("FailedScheduling", what, " ".join(advice(words, fields)[:2]) or f"See kubectl describe pod {pod}.")
 
 
-def advice(message: str) -> list[str]:
+def advice(message: str, fields: Fields) -> list[str]:
     """Return the advice for each reason that the scheduler names."""
     found = ((re.search(pattern, message), text) for pattern, text in _ADVICE)
-    return [text.format(*match.groups()) for match, text in found if match]
+    return [text.format(*match.groups(), **fields.words) for match, text in found if match]

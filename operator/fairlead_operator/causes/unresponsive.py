@@ -8,6 +8,7 @@ from fairlead_operator import names
 from fairlead_operator.causes.cause import Cause, make_cause
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.events import probe_message
+from fairlead_operator.causes.fields import fields_of_pod
 from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
@@ -84,7 +85,7 @@ def _check_pod(pod: Body) -> _Late | None:
         what = f"pod {name}: no scheduler has handled it for {GRACE:.0f} s"
         do = "See whether kube-scheduler runs (kubectl -n kube-system get pods)."
         if (own := (pod.get("spec") or {}).get("schedulerName", DEFAULT_SCHEDULER)) != DEFAULT_SCHEDULER:
-            do = f"See whether the scheduler {own} runs, or correct schedulerName in spec.podTemplate."
+            do = f"See whether the scheduler {own} runs, or correct schedulerName in {fields_of_pod(pod).template}."
     elif scheduled.get("status") == "True":
         since, grace, reason = scheduled.get("lastTransitionTime"), NODE_GRACE, "NodeNotResponding"
         what = f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s"

@@ -98,7 +98,7 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *router_tls.certificate_volumes(service), *volumes]
     spec = pods.pod_spec(service, settings, names.BATCH, container, volumes)
-    return pods.add_labels(service, names.BATCH, batch_revision(service), {"spec": spec})
+    return pods.finish(service, names.BATCH, batch_revision(service), {"spec": spec}, batch.pod_template)
 
 
 def _storage(batch: Batch) -> tuple[list[Object], list[Object], list[Object]]:

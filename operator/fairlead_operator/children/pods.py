@@ -4,7 +4,9 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.children import security
+from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
@@ -43,7 +45,7 @@ def pod_spec(service: InferenceService, settings: Settings, component: str, cont
         # A Service named "fairlead" would set FAIRLEAD_PORT=tcp://… in every pod, and flags are also read from FAIRLEAD_*.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.spec.rollout.drain_timeout_seconds + GRACE_MARGIN,
-        "securityContext": security.pod_context(),
+        "securityContext": security.pod_context(assigned=settings.assigned_user_ids),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -57,11 +59,27 @@ def pod_spec(service: InferenceService, settings: Settings, component: str, cont
     }
 
 
-def add_labels(service: InferenceService, component: str, revision: str, template: Object) -> Object:
-    """Return the template with the labels of the selectors. Labels of the user stay."""
+def finish(service: InferenceService, component: str, revision: str, template: Object, theirs: PodTemplate | None) -> Object:
+    """Return the template with that of the user merged over it, and the labels of the selectors, which the user cannot change."""
+    if theirs is not None:
+        template = _order_init_containers(merge(template, theirs.to_manifest()), theirs)
     metadata = template.get("metadata", {})
     labels = {**metadata.get("labels", {}), **names.selector(service, component), names.REVISION: revision}
     return {**template, "metadata": {**metadata, "labels": labels}}
+
+
+def _order_init_containers(template: Object, theirs: PodTemplate) -> Object:
+    """Return the template with its init containers in the user's order, before ours that the user does not list.
+
+    Ours is the engine of runtime VLLM and SGLang, a sidecar: a download must end before it starts.
+    """
+    wanted = [one.get("name") for one in theirs.spec.get("initContainers") or []]
+    if not wanted:
+        return template
+    merged = template["spec"]["initContainers"]
+    place = {name: index for index, name in enumerate(wanted)}
+    ordered = sorted(merged, key=lambda one: place.get(one["name"], len(wanted)))
+    return {**template, "spec": {**template["spec"], "initContainers": ordered}}
 
 
 def deployment(

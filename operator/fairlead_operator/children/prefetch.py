@@ -24,6 +24,9 @@ RETRIES = 100
 """Restarts of the container with the kubelet's backoff (5 minutes at most), so about eight hours: a hub may be away for a while."""
 _NO_SIDECAR_LABEL, _NO_SIDECAR_ANNOTATION = {"sidecar.istio.io/inject": "false"}, {"linkerd.io/inject": "disabled"}
 """A mesh's proxy may keep the pod from ending, and a download accepts no connections."""
+_RESOURCES = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "4Gi"}}
+"""Quotas may require limits. A download keeps no file in memory, and the page cache is freed before the limit is reached."""
+_DIVIDED = ("cpu", "memory", "ephemeral-storage")  # resources of the container in spec.podTemplate that the Job gets too: no devices
 _OF_WORKERS_ONLY = ("affinity", "resourceClaims", "topologySpreadConstraints", "initContainers", "runtimeClassName", "priorityClassName")
 
 
@@ -34,21 +37,25 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
     """
     if not is_prefetched(service):
         return []
-    source, template = model_source(service.spec, commit), _of_the_template(service)
+    source, template = model_source(service.spec, commit), _read_template(service)
     pull_secrets = [one.name for one in service.spec.image_pull_secrets]
     if service.spec.engine.runtime != "Fairlead":  # the image of an engine has no fairlead-prefetch
         source.env, own_image = engine_pod.override(source.env, engine_pod.hub_environment(service)), ""
-    wanted = [_arguments(source), source.env, cache_volume(service.spec.model.cache), template, pull_secrets, own_image]
+    wanted = [_arguments(source), source.env, cache_volume(service.spec.model.cache), template["spec"], pull_secrets, own_image]
+    wanted += [template["metadata"]] if template["metadata"] else []  # services without it keep the Jobs of earlier releases
     digest = names.digest([service.name, service.uid, *wanted])
-    labels = names.selector(service, names.PREFETCH) | {names.REVISION: digest}
     metadata = names.metadata(service, f"{service.name[:40]}-prefetch-{digest}", names.PREFETCH)
     # The operator's newest image comes to a service that has workers in its wave, not with a Job.
     image = service.spec.engine.image or live_images(observed).worker or settings.worker_image
     if service.spec.engine.runtime != "Fairlead":
         image = service.spec.routing.image or live_images(observed).router or settings.router_image
-    spec = _pod_spec(service, settings, source, template, image)
-    pod_metadata = {"labels": labels | _NO_SIDECAR_LABEL, "annotations": dict(_NO_SIDECAR_ANNOTATION)}
-    job = {"backoffLimit": RETRIES, "template": {"metadata": pod_metadata, "spec": spec}}
+    no_sidecar = {"labels": _NO_SIDECAR_LABEL, "annotations": _NO_SIDECAR_ANNOTATION}
+    containers: list[Object] = template["spec"].get("containers") or [{}]
+    given = containers[0].get("resources") or {}
+    pod_template = merge({"metadata": no_sidecar, "spec": _pod_spec(service, settings, source, image, given)}, template)
+    pod_template["metadata"]["labels"] |= _NO_SIDECAR_LABEL
+    pod_template["spec"]["restartPolicy"] = "OnFailure"
+    job = {"backoffLimit": RETRIES, "template": pods.finish(service, names.PREFETCH, digest, pod_template, None)}
     made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
     live = next((one for one in observed.jobs if one["metadata"]["name"] == metadata["name"]), None)
     if live is None or (live["metadata"].get("annotations") or {}).get(APPLIED) == names.digest(made):
@@ -61,7 +68,9 @@ def is_prefetched(service: InferenceService) -> bool:
     return cache is not None and cache.prefetch == "Enabled"
 
 
-def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource, template: Object, image: str) -> Object:
+def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource, image: str, given: Object) -> Object:
+    """Return the PodSpec. `given`: the resources of spec.podTemplate; a default beside them could be a request above their limit."""
+    chosen = {name for amounts in given.values() for name in amounts}
     container: Object = {
         "name": "worker",  # spec.podTemplate gives the container of this name its proxies and certificates
         "image": image,
@@ -69,7 +78,7 @@ def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource
         "command": ["fairlead-prefetch"],
         "args": _arguments(source),
         "env": [pods.downward("FAIRLEAD_POD_NAME", "metadata.name"), {"name": "HOME", "value": "/tmp"}, *source.env],
-        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+        "resources": {kind: {name: value for name, value in amounts.items() if name not in chosen} for kind, amounts in _RESOURCES.items()},
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *(one for one in source.mounts if one["mountPath"] == CACHE_MOUNT)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -77,7 +86,7 @@ def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource
     volumes = [{"name": "tmp", "emptyDir": {}}, *(one for one in source.volumes if one["name"] == "cache")]
     spec = pods.pod_spec(service, settings, names.PREFETCH, container, volumes)
     del spec["topologySpreadConstraints"], spec["terminationGracePeriodSeconds"]
-    return {**merge(spec, template), "restartPolicy": "OnFailure"}
+    return spec
 
 
 def _arguments(source: ModelSource) -> list[str]:
@@ -92,14 +101,22 @@ def _without_null(template: Body) -> Any:
     return [_without_null(one) for one in template] if isinstance(template, list) else template
 
 
-def _of_the_template(service: InferenceService) -> dict[str, Any]:
-    """Return the parts of `spec.podTemplate` that a download needs: nodes, volumes, pull secrets, the worker container's environment."""
+def _read_template(service: InferenceService) -> dict[str, Any]:
+    """Return the parts of `spec.podTemplate` that a download needs: labels, nodes, volumes, and the worker container's environment."""
     template = service.spec.pod_template
     if template is None:
-        return {}
+        return {"metadata": {}, "spec": {}}
     spec = {key: value for key, value in template.spec.items() if key not in (*_OF_WORKERS_ONLY, "containers")}
-    kept = ("name", "image", "env", "envFrom", "volumeMounts")
+    kept = ("name", "image", "env", "envFrom", "volumeMounts", "securityContext")
     for container in template.spec.get("containers") or []:
         if container.get("name") in names.SERVING:
             spec["containers"] = [{key: value for key, value in container.items() if key in kept} | {"name": "worker"}]
-    return spec
+            if resources := _read_resources(container):
+                spec["containers"][0]["resources"] = resources
+    return {"metadata": template.metadata.model_dump(mode="json", exclude_defaults=True), "spec": spec}
+
+
+def _read_resources(container: Mapping[str, Any]) -> dict[str, Any]:
+    given = {kind: (container.get("resources") or {}).get(kind) or {} for kind in ("requests", "limits")}
+    divided = {kind: {name: value for name, value in amounts.items() if name in _DIVIDED} for kind, amounts in given.items()}
+    return {kind: amounts for kind, amounts in divided.items() if amounts}

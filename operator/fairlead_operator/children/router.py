@@ -6,7 +6,6 @@ from pathlib import PurePosixPath
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, secrets, security
-from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
@@ -105,10 +104,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service, settings), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, settings, names.ROUTER, container, volumes)
-    template: Object = {"spec": spec}
-    if service.spec.router.pod_template is not None:
-        template = merge(template, service.spec.router.pod_template.to_manifest())
-    return pods.add_labels(service, names.ROUTER, router_revision(service), template)
+    return pods.finish(service, names.ROUTER, router_revision(service), {"spec": spec}, service.spec.router.pod_template)
 
 
 def _responses_variable(settings: Settings) -> list[Object]:

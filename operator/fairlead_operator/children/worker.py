@@ -24,6 +24,8 @@ SCHEDULING_POLICIES = {"ShortestJobFirst": "sjf", "LongestPrefixMatch": "lpm", "
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
 DEFAULT_MAX_LORAS = 8  # the worker's default of --max-loras
+MIN_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+"""Of a worker without CPU and memory in its manifest. Without requests its pod is BestEffort, as GPUs do not count: evicted first."""
 MIN_READY_SECONDS = 10
 """Cluster DNS caches addresses of workers for 5 seconds, and without an index routers discover workers only through DNS."""
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
@@ -118,9 +120,7 @@ def _template(service: InferenceService, settings: Settings, commit: str) -> Obj
         spec = pods.pod_spec(service, settings, names.WORKER, agent, [*volumes, {"name": engine_pod.AGENT_TMP, "emptyDir": {}}])
         template = {"metadata": {"annotations": engine_pod.ANNOTATIONS}, "spec": {**spec, "initContainers": [engine]}}
     template["spec"] |= placement(service, count_gpus(service, settings))
-    if service.spec.pod_template is not None:
-        template = merge(template, service.spec.pod_template.to_manifest())
-    return pods.add_labels(service, names.WORKER, worker_revision(service), template)
+    return pods.finish(service, names.WORKER, worker_revision(service), template, service.spec.pod_template)
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
@@ -238,6 +238,14 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
 
 
+def _sets_resources(service: InferenceService) -> bool:
+    """Return whether `spec.podTemplate` gives the engine's container CPU or memory."""
+    spec = service.spec.pod_template.spec if service.spec.pod_template is not None else {}
+    given = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    named = [one.get("resources") or {} for one in given if one.get("name") in (names.WORKER, names.ENGINE)]
+    return any(name in (one.get(kind) or {}) for one in named for kind in ("requests", "limits") for name in MIN_REQUESTS)
+
+
 def _resources(service: InferenceService, settings: Settings) -> Object:
     resources = service.spec.resources
     devices = device_resources(service, count_gpus(service, settings))
@@ -246,4 +254,6 @@ def _resources(service: InferenceService, settings: Settings) -> Object:
         own["requests"]["cpu"] = resources.cpu
     if resources.memory is not None:
         own["requests"]["memory"] = own["limits"]["memory"] = resources.memory
+    if resources.cpu is None and resources.memory is None and not _sets_resources(service):
+        own["requests"] |= MIN_REQUESTS
     return {key: value for key, value in merge(own, devices).items() if value}

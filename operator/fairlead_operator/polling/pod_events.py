@@ -1,4 +1,4 @@
-"""Events of stuck pods: nothing else reports what keeps a volume from being mounted.
+"""Events of stuck pods, and of Jobs without a pod: nothing else reports what keeps a volume from being mounted, or a Job's pod away.
 
 Events are not watched (a cluster creates hundreds per second). Events are listed only for pods that have been stuck for a while, for a few
 pods at a time, and only as long as they are: a healthy service costs nothing.
@@ -11,6 +11,7 @@ from typing import Any
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.kube.client import ApiError, Cluster
+from fairlead_operator.objects import has_no_pod
 from fairlead_operator.observed import PodEvent
 from fairlead_operator.polling.periodic import PeriodicTask
 
@@ -24,21 +25,22 @@ Body = Mapping[str, Any]
 
 
 class PodEventPoller:
-    """`seen`: pod → its newest relevant Event. Calls `on_change()` when it changes."""
+    """`seen`: pod or Job → its newest relevant Event. Calls `on_change()` when it changes."""
 
     def __init__(self, cluster: Cluster, on_change: Callable[[], None]) -> None:
         self._cluster, self._on_change = cluster, on_change
         self.seen: dict[str, PodEvent] = {}
-        self._pods: list[tuple[str, str]] = []
+        self._stuck: list[tuple[str, str, str]] = []  # kind, namespace and name
         self._task = PeriodicTask(self._poll)
 
-    def follow(self, pods: Iterable[Body]) -> None:
-        """Poll the stuck ones of these pods: all pods of the service."""
-        self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if is_stuck(pod))[:MAX_PODS]
-        names = {name for _, name in self._pods}
+    def follow(self, pods: Iterable[Body], jobs: Iterable[Body] = ()) -> None:
+        """Poll the stuck ones of these: all pods and Jobs of the service."""
+        self._stuck = sorted(("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if is_stuck(pod))[:MAX_PODS]
+        self._stuck += [("Job", job["metadata"]["namespace"], job["metadata"]["name"]) for job in jobs if has_no_pod(job)]
+        names = {name for _, _, name in self._stuck}
         self.seen = {name: event for name, event in self.seen.items() if name in names}
-        if self._pods:
-            self._task.start(f"events of {self._pods[0][1]}", STUCK_AFTER)
+        if self._stuck:
+            self._task.start(f"events of {self._stuck[0][2]}", STUCK_AFTER)
         else:
             self.stop()
 
@@ -48,13 +50,13 @@ class PodEventPoller:
 
     async def _poll(self) -> float:
         before = dict(self.seen)
-        for namespace, name in list(self._pods):
+        for kind, namespace, name in list(self._stuck):
             try:
-                found = newest_relevant(await self._cluster.events_of("Pod", namespace, name))
+                found = newest_relevant(await self._cluster.events_of(kind, namespace, name))
             except ApiError as refusal:
-                log.info("events of pod %s/%s: %s", namespace, name, refusal)
+                log.info("events of %s %s/%s: %s", kind.lower(), namespace, name, refusal)
                 continue
-            if found is not None and any(name == one for _, one in self._pods):
+            if found is not None and any(name == one for _, _, one in self._stuck):
                 self.seen[name] = found
         if self.seen != before:
             self._on_change()

@@ -232,7 +232,7 @@ class Reconciler:
         """Poll the index, the loading progress and the pod events that the status reports."""
         self._index.follow(choose_router(observed.pods), known=status.index is not None)
         self._loading.follow(pods_to_poll(observed.stable.pods))
-        self._pod_events.follow(observed.pods)
+        self._pod_events.follow(observed.pods, observed.jobs)
 
     def _next_reconcile(self, plan: Desired, *, refused: bool) -> float | None:
         delays = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probe_task is None else []

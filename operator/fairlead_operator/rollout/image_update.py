@@ -6,6 +6,7 @@
 Each phase is written to the status before the next reconcile acts on it (`images.apply_images`). So an operator may stop at any step.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,7 +14,7 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status.revisions import ImageUpdateStatus, UpdatePhase
 from fairlead_operator.api.status.service_status import CanaryStatus, Condition
-from fairlead_operator.objects import parse_time
+from fairlead_operator.objects import Body, parse_time
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.image_faults import describe, find_image_fault, find_obstacle, find_other_fault
 from fairlead_operator.rollout.images import (
@@ -29,6 +30,7 @@ from fairlead_operator.rollout.images import (
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.settings import Settings
 
+LATE_MARGIN = 60.0  # seconds beyond spec.rollout.progressDeadlineSeconds
 MIN_REQUESTS = 100  # requests since the update began, below which the share of failed ones says nothing
 
 
@@ -105,7 +107,8 @@ class _Update:
         waves = self.settings.waves
         if before.phase == "RollingOut":
             if not self._runs(Images(before.worker_image, before.router_image)):
-                return self._continue(before), None
+                late_at = self._late_at(before)
+                return self._continue(before, late_at), late_at if self.now.timestamp() < late_at else None
             seconds = waves.observation_seconds if self.service.spec.desired_replicas else 0.0
             begun = {"phase": "Observing", "start_time": self._now(), "held": False, "message": ""}
             return before.model_copy(update=begun), self.now.timestamp() + seconds
@@ -114,18 +117,37 @@ class _Update:
             return before.model_copy(update={"held": False, "message": ""}), ends
         return self.wait(), None
 
-    def _continue(self, before: ImageUpdateStatus) -> ImageUpdateStatus:
+    def _late_at(self, before: ImageUpdateStatus) -> float:
+        """Return when an update without progress gives its place to others, in seconds since the epoch.
+
+        The Deployments' own deadline comes first. This one is for an update that no Deployment reports, such as one whose canary waits.
+        """
+        pods = [pod["metadata"].get("creationTimestamp") for pod in self.observed.pods]
+        step = self.health.progressing.last_transition_time if self.health.progressing is not None else ""
+        changed = [parse_time(one) for one in (before.start_time, step, *_changes(self.observed.deployments.values()), *pods)]
+        return max(changed) + self.service.spec.rollout.progress_deadline_seconds + LATE_MARGIN
+
+    def _continue(self, before: ImageUpdateStatus, late_at: float) -> ImageUpdateStatus:
         """Return the status of an update whose pods do not all run the new images yet."""
-        held = self._is_held
+        is_late = self.now.timestamp() >= late_at
+        held = self._is_held or is_late
         gpus = before.surge_gpus
         if held or before.held:  # a rollout to spec.rollout.revision may get a surge worker after the update was held
             gpus = surge_gpus(self.service, self.settings) if has_surge(self.observed) or not held else 0
-        message = self._reason("Held") if held else self._hindrance()
+        message = self._reason("Held") if self._is_held else self._hindrance() or (self._lateness() if is_late else "")
         return before.model_copy(update={"held": held, "surge_gpus": gpus, "message": message[:512]})
 
     @property
     def _is_held(self) -> bool:
         return self.service.spec.rollout.paused or self.service.spec.rollout.revision is not None
+
+    def _lateness(self) -> str:
+        ready = self.health.ready
+        why = "" if ready is None or ready.status == "True" else f" {describe(ready)}"
+        return (
+            f"the update has made no progress for {self.service.spec.rollout.progress_deadline_seconds} s, so other services are updated "
+            f"before it.{why} It goes on by itself; to leave this service out, set spec.rollout.engineVersion to Pinned"
+        )
 
     def _hindrance(self) -> str:
         """Return what holds up an update that has begun; empty: nothing that needs help."""
@@ -219,3 +241,9 @@ class _Update:
 
     def _now(self) -> str:
         return self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _changes(deployments: Iterable[Body]) -> Iterable[str | None]:
+    """Return the times of the Deployments' last reported changes."""
+    conditions = [one for body in deployments for one in (body.get("status") or {}).get("conditions") or []]
+    return (one.get("lastUpdateTime") or one.get("lastTransitionTime") for one in conditions)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine_runtime import ENGINES, Runtime
+from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.objects import Body
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import belongs_to, find_revision, router_revision, worker_revision
@@ -36,7 +37,8 @@ def count_gpus(service: InferenceService, settings: Settings) -> int:
     resources, engine = service.spec.resources, service.spec.engine
     if resources.gpus is not None:
         return resources.gpus
-    return (1 if resources.is_explicit else settings.default_gpus) * engine.tensor_parallel // engine.nodes
+    ranks = engine.tensor_parallel * service.spec.pipeline_stages
+    return (1 if resources.is_explicit else settings.default_gpus) * ranks // engine.nodes
 
 
 def worker_image(service: InferenceService, settings: Settings) -> str:
@@ -64,8 +66,8 @@ def runtime_of(template: Body) -> Runtime:
 
 
 def live_images(observed: Observed) -> Images:
-    """Return the images of the templates that the Deployments have."""
-    return Images(*(image_of(_live_template(observed, component), component) for component in (names.WORKER, names.ROUTER)))
+    """Return the images of the templates that the Deployments got."""
+    return Images(*(image_of(_applied_template(observed, component), component) for component in (names.WORKER, names.ROUTER)))
 
 
 def newest_images(service: InferenceService, observed: Observed, settings: Settings) -> Images:
@@ -90,7 +92,7 @@ def apply_images(service: InferenceService, observed: Observed, settings: Settin
     if not _sets_worker_image(service):
         follows_worker = follows and not _is_of_other_runtime(service, observed, wanted)
         service = _choose(service, observed, _WORKER, wanted.worker if follows_worker else "")
-    if not service.spec.routing.image:
+    if not _sets_router_image(service):
         service = _choose(service, observed, _ROUTER, wanted.router if follows else "")
     return _without_trial(service) if follows and update is not None and update.phase == "RollingBack" else service
 
@@ -98,7 +100,7 @@ def apply_images(service: InferenceService, observed: Observed, settings: Settin
 def _is_of_other_runtime(service: InferenceService, observed: Observed, images: Images) -> bool:
     """Return whether the image of the workers is that of another engine, from before `spec.engine.runtime` was changed."""
     stored = [body["data"]["template"] for body in observed.revisions if belongs_to(body, service, names.WORKER)]
-    templates = [_live_template(observed, names.WORKER), *stored]
+    templates = [_applied_template(observed, names.WORKER), *stored]
     return any(image_of(one, names.WORKER) == images.worker and runtime_of(one) != service.spec.engine.runtime for one in templates)
 
 
@@ -139,9 +141,8 @@ def drains_for_budget(service: InferenceService, settings: Settings) -> bool:
 def with_own_images(service: InferenceService, observed: Observed, images: Images) -> Images:
     """Return `images`, for a part whose image the user sets with the image that it has."""
     live = live_images(observed)
-    return Images(
-        live.worker if _sets_worker_image(service) else images.worker, live.router if service.spec.routing.image else images.router
-    )
+    worker = live.worker if _sets_worker_image(service) else images.worker
+    return Images(worker, live.router if _sets_router_image(service) else images.router)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _choose(service: InferenceService, observed: Observed, part: _Part, wanted: 
     """
     if not wanted:
         return next(_variants(service, observed, part), (service, {}))[0]
-    plain, live = part.digest(service), _live_template(observed, part.component)
+    plain, live = part.digest(service), _applied_template(observed, part.component)
     if (revision_of(live), image_of(live, part.component)) == (plain, wanted):
         return service
     held = find_revision(service, part.component, plain, observed.revisions)
@@ -217,10 +218,35 @@ def _stored_image(revision: Body, component: str) -> str:
     return image_of(revision["data"]["template"], component)
 
 
-def _live_template(observed: Observed, component: str) -> Body:
-    return ((observed.deployments.get(component) or {}).get("spec") or {}).get("template") or {}
+def _applied_template(observed: Observed, component: str) -> Body:
+    """Return the template that the component's Deployment got, from its ControllerRevision.
+
+    The Deployment's own template may have other images: admission policies rewrite them to a registry's mirror. It counts where no
+    revision is stored.
+    """
+    deployment = observed.deployments.get(component) or {}
+    live: Body = (deployment.get("spec") or {}).get("template") or {}
+    digest, owners = revision_of(live), _owners(deployment)
+    for body in observed.revisions:
+        metadata = body["metadata"]
+        is_of_component = (metadata.get("labels") or {}).get(names.COMPONENT) == component
+        if is_of_component and metadata["name"].rpartition("-")[2] == digest and _owners(body) == owners:
+            stored: Body = body["data"]["template"]
+            return stored
+    return live
+
+
+def _owners(body: Body) -> set[str]:
+    return {str(one.get("uid")) for one in (body.get("metadata") or {}).get("ownerReferences") or []}
 
 
 def _sets_worker_image(service: InferenceService) -> bool:
-    template = service.spec.pod_template
-    return bool(service.spec.engine.image) or (template is not None and bool(image_of({"spec": template.spec}, names.WORKER)))
+    return bool(service.spec.engine.image) or _has_image(service.spec.pod_template, names.WORKER)
+
+
+def _sets_router_image(service: InferenceService) -> bool:
+    return bool(service.spec.routing.image) or _has_image(service.spec.router.pod_template, names.ROUTER)
+
+
+def _has_image(template: PodTemplate | None, component: str) -> bool:
+    return template is not None and bool(image_of({"spec": template.spec}, component))

@@ -1,4 +1,5 @@
-"""Whether a node has capacity for one more worker, from the scheduler's messages on pending pods and from refusals by a quota."""
+"""Whether there is capacity for one more worker: nodes, from the scheduler's messages on pending pods; a quota; and a volume that only one
+node may attach, from the Events of pods."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.objects import Body, component_of, parse_time
+from fairlead_operator.observed import PodEvent
 
 # What a worker that leaves its node frees, in the messages of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
 # PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Without any of them, draining a worker would gain nothing:
@@ -24,16 +26,19 @@ _FREED_BY_DRAINING = (
 
 @dataclass(frozen=True)
 class PendingWorkers:
-    """New workers that have no node, or that may not be created."""
+    """New workers that have no node or no volume, or that may not be created."""
 
     since: float  # seconds since the epoch, of the first of them
-    words: str  # the scheduler's or the quota's message
+    words: str  # the message of the scheduler, of the quota or of the volume's controller
     drain_helps: bool  # a worker that leaves frees what is missing
 
 
-def find_pending(pods: Iterable[Body], deployment: Body, wanted: int) -> PendingWorkers | None:
-    """Return the pending workers; None: all have a node. `pods`: the running workers of the desired revision."""
-    found = [one for one in (_unscheduled(pod) for pod in pods) if one is not None]
+def find_pending(pods: Iterable[Body], deployment: Body, wanted: int, events: Mapping[str, PodEvent]) -> PendingWorkers | None:
+    """Return the pending workers; None: all have a node. `pods`: the running workers of the desired revision.
+
+    `events`: pod name → its newest relevant Event.
+    """
+    found = [one for one in (_unscheduled(pod) or _unattached(pod, events) for pod in pods) if one is not None]
     quota = _over_quota(deployment, wanted)
     if quota is not None:
         found.append(quota)
@@ -52,6 +57,19 @@ def _unscheduled(pod: Body) -> PendingWorkers | None:
             fits = words.partition("preemption:")[0].lower()
             return PendingWorkers(parse_time(since), words, not fits or any(given in fits for given in _FREED_BY_DRAINING))
     return None
+
+
+def _unattached(pod: Body, events: Mapping[str, PodEvent]) -> PendingWorkers | None:
+    """Return a pod whose ReadWriteOnce volume is attached to another worker's node: no time makes it free while that worker stays."""
+    event = events.get(pod["metadata"].get("name", ""))
+    if event is None or not is_multi_attach(event.message):
+        return None
+    scheduled: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "PodScheduled"), {})
+    return PendingWorkers(parse_time(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")), event.message, True)
+
+
+def is_multi_attach(message: str) -> bool:
+    return "Multi-Attach error" in message
 
 
 def _over_quota(deployment: Body, wanted: int) -> PendingWorkers | None:

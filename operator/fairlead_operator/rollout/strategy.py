@@ -112,7 +112,7 @@ class _CapacityWait:
     @classmethod
     def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_CapacityWait":
         """Compute the wait. A leaving worker frees its capacity at `deletionTimestamp` at the latest, and the scheduler needs a moment."""
-        found = node_capacity.find_pending(workers.placing, live, _size(live))
+        found = node_capacity.find_pending(workers.placing, live, _size(live), observed.pod_events)
         if found is None:
             return cls()
         gone = [parse_time(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]

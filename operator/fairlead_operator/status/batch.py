@@ -28,6 +28,6 @@ def find_fault(service: InferenceService, observed: Observed) -> Cause | None:
     if replicas.ready:
         return None
     if replicas.failure is not None:
-        return creation.make_failure_cause(*replicas.failure)
+        return creation.make_failure_cause(*replicas.failure, names.BATCH)
     cause = causes.find_worst_cause(observed.pods, names.BATCH, batch_revision(service), observed.pod_events)
     return cause if cause is not None and cause.fault else None

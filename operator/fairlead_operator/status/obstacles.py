@@ -7,6 +7,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause, creation
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
+from fairlead_operator.rollout.node_capacity import is_multi_attach
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.status import refusals
 from fairlead_operator.status.serving import wakes
@@ -56,10 +57,10 @@ def _find_refusal(service: InferenceService, observed: Observed, workers: Replic
     if observed.refusals:
         child, words = min(observed.refusals.items())
         return refusals.find_cause(service, child, words)
-    for replicas in (workers, routers):
+    for replicas, component in ((workers, names.WORKER), (routers, names.ROUTER)):
         # An older ReplicaSet may still be refused pods when all pods of the present template exist.
         if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
-            return creation.make_failure_cause(*replicas.failure)
+            return creation.make_failure_cause(*replicas.failure, component)
     return None
 
 
@@ -69,7 +70,7 @@ def _find_worker_obstacle(
     if workers.complete:
         return None if workers.desired or wakes(service) else Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
     cause = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)
-    if cause is not None and cause.fault and not (step.capacity_expected and cause.reason == "FailedScheduling"):
+    if cause is not None and cause.fault and not (step.capacity_expected and _waits_for_capacity(cause)):
         return cause
     if unresponsive_cause is not None:
         return unresponsive_cause
@@ -82,6 +83,11 @@ def _find_worker_obstacle(
         held = "Paused" if service.spec.rollout.paused else "RollingOut"
         return Cause(held, f"{workers.updated} of {workers.desired} workers are of the desired revision, {kept} of another", fault=False)
     return cause or Cause("Starting", f"{workers.ready} of {workers.desired} workers are ready", fault=False)
+
+
+def _waits_for_capacity(cause: Cause) -> bool:
+    """Return whether the cause goes once another worker has left."""
+    return cause.reason == "FailedScheduling" or (cause.reason == "FailedMount" and is_multi_attach(cause.message))
 
 
 def _find_router_obstacle(

@@ -2,8 +2,9 @@
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.causes import Cause
+from fairlead_operator.causes import Cause, creation
 from fairlead_operator.children.prefetch import is_prefetched
+from fairlead_operator.objects import has_no_pod
 from fairlead_operator.observed import Observed
 
 
@@ -18,6 +19,8 @@ def build_condition(service: InferenceService, observed: Observed, wanted: str) 
     cause = find_fault(service, observed, wanted)
     if cause is not None:
         return False, cause.reason, cause.message
+    if job is None or has_no_pod(job):
+        return False, "Starting", f"Job {wanted} has no pod yet"
     return False, "Downloading", f"Job {wanted} downloads the models; see kubectl logs job/{wanted}"
 
 
@@ -28,6 +31,9 @@ def find_fault(service: InferenceService, observed: Observed, wanted: str) -> Ca
     cause = causes.find_worst_cause(observed.pods, names.PREFETCH, wanted.rpartition("-")[2], observed.pod_events)
     if cause is not None and cause.fault:
         return cause
+    refused = observed.pod_events.get(wanted)
+    if refused is not None and any(job["metadata"]["name"] == wanted and has_no_pod(job) for job in observed.jobs):
+        return creation.make_failure_cause(refused.reason, refused.message, names.PREFETCH)
     for job in observed.jobs:
         for one in (job.get("status") or {}).get("conditions") or []:
             if job["metadata"]["name"] == wanted and one["type"] == "Failed" and one["status"] == "True":

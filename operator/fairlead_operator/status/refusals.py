@@ -2,6 +2,7 @@
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.causes import Cause, creation
 from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.children import groups
@@ -18,4 +19,19 @@ def find_cause(service: InferenceService, child: str, words: str) -> Cause:
             "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35); or use hf://, s3://, gs:// or pvc://.",
             template=True,
         )
-    return creation.make_refusal_cause(child, words, template=workers and service.spec.pod_template is not None)
+    component, template = _find_template(service, child)
+    return creation.make_refusal_cause(child, words, component=component, template=template is not None)
+
+
+def _find_template(service: InferenceService, child: str) -> tuple[str, PodTemplate | None]:
+    """Return the component whose pods the child has, and the template that the user merges into them."""
+    spec, kind, name = service.spec, *child.split("/", 1)
+    if kind == "Job":
+        return names.PREFETCH, spec.pod_template
+    if kind not in ("Deployment", groups.KIND):
+        return names.WORKER, None
+    if name == names.deployment(service, names.ROUTER):
+        return names.ROUTER, spec.router.pod_template
+    if name == names.deployment(service, names.BATCH):
+        return names.BATCH, spec.batch.pod_template if spec.batch is not None else None
+    return names.WORKER, spec.pod_template

@@ -129,9 +129,9 @@ def _set_progressing(conditions: Conditions, problem: Cause, workers: Replicas, 
 
 def _find_pod_cause(observed: Observed, workers: Replicas, routers: Replicas, ended_after: float) -> Cause | None:
     """Return the cause that prevents running children from creating pods, or their pods from serving."""
-    for replicas in (workers, routers):
+    for replicas, component in ((workers, names.WORKER), (routers, names.ROUTER)):
         if replicas.failure is not None and replicas.updated < replicas.desired:
-            return creation.make_failure_cause(*replicas.failure)
+            return creation.make_failure_cause(*replicas.failure, component)
     for component, replicas in ((names.WORKER, workers), (names.ROUTER, routers)):
         if not replicas.complete:
             cause = causes.find_worst_cause(observed.pods, component, _revision(observed, component), observed.pod_events, ended_after)

@@ -77,7 +77,8 @@ def build_service_status(
     )
     router = names.deployment(service, names.ROUTER)
     serving.set_ready(conditions, state, probe, obstacle, service.generation, router, seconds)
-    serving.set_available(conditions, serving.find_floor(service, workers.desired), workers, routers, find(conditions.items, "Ready"))
+    floor, block = serving.find_floor(service, workers.desired), serving.find_eviction_block(service, workers.desired)
+    serving.set_available(conditions, floor, workers, routers, find(conditions.items, "Ready"), block)
 
     stalled = Cause(DEADLINE, describe_stall(service, workers, routers, step), True) if workers.stalled or routers.stalled else None
     worst = causes.find_worst_cause(observed.pods, shortfall.component, step.revision, observed.pod_events, ended_after)

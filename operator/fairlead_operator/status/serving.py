@@ -160,8 +160,25 @@ def _count_unavailable(allowed: int | str | None, size: int) -> int:
     return allowed or 0
 
 
-def set_available(conditions: Conditions, floor: int, workers: Replicas, routers: Replicas, ready: Condition | None) -> None:
-    """Set Available. `ready`: the new condition Ready, which says whether a service without workers is asleep."""
+def find_eviction_block(service: InferenceService, size: int) -> str:
+    """Return which field lets no worker of `size` be evicted, so that node drains wait; empty: none does."""
+    budget, nodes = service.spec.pod_disruption_budget, service.spec.engine.nodes
+    if not size:
+        return ""
+    if budget.min_available is not None:
+        least = budget.min_available
+        wanted = math.ceil(size * nodes * int(least.removesuffix("%")) / 100) if isinstance(least, str) else least * nodes
+        return f"spec.podDisruptionBudget.minAvailable {least}" if wanted >= size * nodes else ""
+    return "spec.podDisruptionBudget.maxUnavailable 0" if budget.max_unavailable in (0, "0%") else ""
+
+
+def set_available(
+    conditions: Conditions, floor: int, workers: Replicas, routers: Replicas, ready: Condition | None, eviction_block: str = ""
+) -> None:
+    """Set Available. `ready`: the new condition Ready, which says whether a service without workers is asleep.
+
+    `eviction_block`: the field that lets no worker be evicted.
+    """
     share = f", {100 * min(workers.ready, workers.desired) // workers.desired} % of the capacity" if workers.desired else ""
     counted = f"{workers.ready} of {workers.desired} workers are ready{share}; {routers.ready} of {routers.desired} routers"
     if ready is not None and ready.status == "True" and ready.reason in ("Asleep", "Waking"):
@@ -177,4 +194,7 @@ def set_available(conditions: Conditions, floor: int, workers: Replicas, routers
     elif workers.ready < workers.desired:
         conditions.set("Available", True, "Reduced", counted)
     else:
-        conditions.set("Available", True, "Serving", counted)
+        blocked = (
+            f". Node drains wait, because {eviction_block} lets no worker be evicted: lower it, or add workers" if eviction_block else ""
+        )
+        conditions.set("Available", True, "Serving", counted + blocked)

@@ -1,9 +1,9 @@
 """Configuration of `fairlead-batch`: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win)."""
 
-from typing import Literal
-
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fairlead_common.telemetry.logs import LogFormat, LogLevel
 
 DAY = 86_400
 
@@ -38,7 +38,8 @@ class BatchConfig(BaseSettings):
     max_files: int = Field(5000, ge=1, description="most stored files of a tenant")
     max_stored_bytes: int = Field(50 << 30, ge=1024, description="stored bytes of a tenant above which uploads and batches are refused")
     retention: int = Field(30 * DAY, ge=60, description="seconds until files expire, and until ended batches are removed")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")
+    log_level: LogLevel = Field("INFO", description="least important lines that are logged")
+    log_format: LogFormat = Field("text", description="json: one JSON object a line")
 
     @field_validator("storage")
     @classmethod

@@ -8,6 +8,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from fairlead_common.telemetry.logs import configure_logging
 from fairlead_router.batch.config import read_config
 from fairlead_router.batch.server import serve
 from fairlead_router.batch.storage.base import StorageError
@@ -28,7 +29,7 @@ def main() -> None:
     except SettingsError as error:
         print(f"fairlead-batch: {str(error).removeprefix('error parsing CLI: ')}; fairlead-batch --help lists the flags", file=sys.stderr)
         sys.exit(2)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.model_dump(), default=str))
     try:
         asyncio.run(serve(config))

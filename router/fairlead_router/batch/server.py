@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import time
 
 from aiohttp import web
@@ -52,8 +53,8 @@ async def serve(config: BatchConfig) -> None:
         await http.setup()
         cleaning = asyncio.create_task(_clean(store))
         try:
-            site = web.TCPSite(http, config.host, config.port)
             try:
+                site = _create_site(http, config.host, config.port)
                 await site.start()
             except OSError as error:
                 raise ListenError(f"--host {config.host} --port {config.port}: {error}") from error
@@ -68,6 +69,12 @@ async def serve(config: BatchConfig) -> None:
             await http.cleanup()
     if conflict.is_set():
         raise StorageConflict(f"{config.storage}: another process writes to it")
+
+
+def _create_site(http: web.AppRunner, host: str, port: int) -> web.BaseSite:
+    if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
+        return web.SockSite(http, socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True))
+    return web.TCPSite(http, host, port)
 
 
 async def _clean(store: Store) -> None:

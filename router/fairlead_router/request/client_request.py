@@ -10,6 +10,7 @@ from typing import Final
 
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_index.score import StartEstimate
+from fairlead_router.config import NOT_FORWARDED
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.request.price import price_of_pieces
 from fairlead_router.service_classes import ServiceClass
@@ -24,10 +25,7 @@ from fairlead_router.wire.held_stream import HeldStream
 FREE_PIECES: Final = 256
 """Pieces of a body that cost nothing beside its bytes: the largest one comes in 32 reads."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_NOT_FORWARDED = frozenset(
-    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
-    b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
-)
+SESSION: Final = b"x-session-id"
 _TENANT = TENANT_HEADER.encode()
 OPT_OUT: Final = b"x-fairlead-forwarding-mode"
 """Header with which a client that cannot follow redirects requests `proxy`."""
@@ -97,15 +95,16 @@ class Call:
     """Trace that the request belongs to, for the log."""
 
     @classmethod
-    def from_request(cls, request: Request) -> "Call":
+    def from_request(cls, request: Request, session_header: bytes = SESSION) -> "Call":
+        """Read a request. `session_header`: in lower case; the header that names the session."""
         forwarded: Headers = []
         client_id, session, length, encoding, authorization, key, requested_class = "", "", None, b"", b"", b"", ""
         hop_by_hop: set[bytes] = set()
         acts_for: str | None = None
         for header in request.headers:
             name, value = header
-            if name not in _NOT_FORWARDED:
-                if name == b"x-session-id":
+            if name not in NOT_FORWARDED:
+                if name == session_header:
                     session = value.decode("latin-1")
                 elif name == b"content-encoding":
                     encoding = value.strip().lower()

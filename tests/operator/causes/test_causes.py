@@ -343,16 +343,16 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
     ],
 )
 def test_refused_pods_have_a_cause(message: str, reason: str, words: str, template: bool) -> None:
-    cause = creation.make_failure_cause("FailedCreate", message)
+    cause = creation.make_failure_cause("FailedCreate", message, "worker")
     assert (cause.reason, cause.fault, cause.template) == (reason, True, template)
     assert re.search(words, cause.message) and message in cause.message
 
 
 def test_a_refused_child_has_the_advice_of_its_refusal() -> None:
     words = 'services "qwen" is forbidden: exceeded quota: team, requested: services=1, used: services=0, limited: services=0'
-    assert "Raise the ResourceQuota team" in creation.make_refusal_cause("Service/qwen", words, template=False).message
+    assert "Raise the ResourceQuota team" in creation.make_refusal_cause("Service/qwen", words, component="router", template=False).message
     words = 'services is forbidden: User "operator" cannot create resource "services"'
-    assert "helm upgrade" in creation.make_refusal_cause("Service/qwen", words, template=False).message
+    assert "helm upgrade" in creation.make_refusal_cause("Service/qwen", words, component="router", template=False).message
 
 
 def test_a_long_description_is_truncated_and_the_advice_is_not() -> None:

@@ -94,6 +94,8 @@ REFUSED = [
     ({"router": volumes("/etc")}, "mounted from /mnt/models, /srv/ only (got /etc)"),
     ({"router": image("docker.io/library/miner")}, "only (got docker.io/library/miner)"),
     ({"router": image("docker.io/library/miner", "initContainers")}, "only (got docker.io/library/miner)"),
+    ({"batch": {"storageURI": "pvc://c", **volumes("/etc")}}, "mounted from /mnt/models, /srv/ only (got /etc)"),
+    ({"batch": {"storageURI": "pvc://c", **image("docker.io/library/miner")}}, "only (got docker.io/library/miner)"),
     ({"engine": {"image": "docker.io/evil/miner"}}, "only (got docker.io/evil/miner)"),
     ({"routing": {"image": "docker.io/evil/miner"}}, "only (got docker.io/evil/miner)"),
     ({"engine": {"image": OWN}, "routing": {"image": "docker.io/evil/miner"}}, f"only (got {OWN}, docker.io/evil/miner)"),

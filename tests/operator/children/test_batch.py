@@ -32,6 +32,24 @@ def test_a_service_without_batches_has_no_part_of_them() -> None:
     assert "batch" not in text
 
 
+def test_its_pod_template_is_merged_and_cannot_break_the_selector() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", "app.kubernetes.io/component": "x"}},
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "batch", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}],
+        },
+    }
+    one = service(batch={**CLAIM, "podTemplate": template})
+    deployed = objects(one)["Deployment", "qwen-batch"]["spec"]
+    assert deployed["template"]["metadata"]["labels"]["team"] == "a"
+    assert deployed["selector"]["matchLabels"].items() <= deployed["template"]["metadata"]["labels"].items()
+    assert pod(one)["tolerations"] == [{"operator": "Exists"}] and pod(one)["containers"][0]["resources"]["limits"]["cpu"] == "1"
+    plain = service(batch=CLAIM)
+    assert batch_revision(one) != batch_revision(plain)
+    assert (worker_revision(one), router_revision(one)) == (worker_revision(plain), router_revision(plain))
+
+
 def test_one_pod_at_a_time_with_the_claim_and_the_routers_secret() -> None:
     one = service(batch=CLAIM)
     made = objects(one)

@@ -271,6 +271,19 @@ def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
     assert made["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0} and made["paused"] is False
 
 
+def test_no_worker_is_best_effort() -> None:
+    """The kubelet evicts pods without requests of CPU and memory first, however many GPUs they have."""
+
+    def requests(**spec: Any) -> Any:
+        return worker_pod(service(**spec))["spec"]["containers"][0]["resources"].get("requests", {})
+
+    assert requests().items() >= {"cpu": "100m", "memory": "512Mi", "nvidia.com/gpu": "1"}.items()
+    assert requests(resources={"gpus": 0}) == {"cpu": "100m", "memory": "512Mi"}
+    assert "memory" not in requests(resources={"cpu": "8"}) and "cpu" not in requests(resources={"memory": "8Gi"})
+    own = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"memory": "256Mi"}}}]}}
+    assert "memory" not in requests(podTemplate=own), "a default request could be above the user's limit"
+
+
 def test_scheduling_constraints_of_the_pod_template_add_up() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*zones, {}]}}

@@ -112,5 +112,5 @@ def test_another_source_of_gpus_is_another_revision() -> None:
 )
 def test_draining_a_worker_frees_its_device(message: str, helps: bool) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pending = find_pending([{"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": {"conditions": [condition]}}], {}, 1)
+    pending = find_pending([{"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": {"conditions": [condition]}}], {}, 1, {})
     assert pending is not None and pending.drain_helps == helps

@@ -201,6 +201,13 @@ def test_every_field_of_engine_is_passed_or_refused(runtime: Runtime) -> None:
         ),
         ("VLLM", {"engine": {"args": ["-dp=2"]}}, "spec.engine.args must not have -dp: set spec.replicas"),
         ("VLLM", {"engine": {"args": ["--kv-events-config.endpoint=x"]}}, "spec.engine.args must not have --kv-events-config.endpoint"),
+        (
+            "VLLM",
+            {"engine": {"args": ["--pipeline-parallel-size=4"]}, "resources": {"gpus": 2}},
+            "spec.resources.gpus must equal spec.engine.tensorParallel times the pipeline stages in spec.engine.args",
+        ),
+        ("SGLang", {"engine": {"args": ["--pp-size", "4"], "tensorParallel": 2}, "resources": {"gpus": 4}}, "(4 is not 2 times 4)"),
+        ("VLLM", {"engine": {"args": ["-pp", "many"]}}, "-pp must have a number of at least 1 (got 'many')"),
         ("VLLM", {"engine": {"args": ["--no-enable-prefix-caching"]}}, "the prefix index follows the engine's prefix cache"),
         ("VLLM", {"engine": {"args": ["--disable-log-stats"]}}, "the agent reads the load of the engine from its metrics"),
         ("SGLang", {"engine": {"args": ["--tp-size=2"]}}, "spec.engine.args must not have --tp-size: set spec.engine.tensorParallel"),
@@ -243,6 +250,26 @@ def test_variables_of_the_user_win_and_those_of_the_hub_reach_the_agent(runtime:
 
 
 @engines
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        (["download"], ["download", "engine"]),
+        (["b", "a"], ["b", "a", "engine"]),
+        (["a", "engine", "b"], ["a", "engine", "b"]),
+        (["engine"], ["engine"]),
+    ],
+)
+def test_init_containers_run_before_the_engine_unless_the_template_says_where_it_is(
+    runtime: Runtime, given: list[str], order: list[str]
+) -> None:
+    """The engine is a sidecar among them: it crashes until a download that runs after it has ended."""
+    template = {"spec": {"initContainers": [{"name": name, "env": [{"name": "A", "value": name}]} for name in given]}}
+    made = deployment(run(runtime, podTemplate=template))["spec"]["template"]["spec"]["initContainers"]
+    assert [one["name"] for one in made] == order
+    assert [one["restartPolicy"] for one in made if one["name"] == "engine"] == ["Always"]
+
+
+@engines
 def test_the_pod_template_reaches_both_containers(runtime: Runtime) -> None:
     template = {
         "spec": {
@@ -254,6 +281,19 @@ def test_the_pod_template_reaches_both_containers(runtime: Runtime) -> None:
     (engine,), (agent, side) = spec["initContainers"], spec["containers"]
     assert engine["securityContext"]["readOnlyRootFilesystem"] is False and engine["securityContext"]["runAsNonRoot"]
     assert agent["resources"]["limits"] == {"cpu": "8", "memory": "4Gi"} and side["name"] == "side"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--pipeline-parallel-size=4"], ["--pipeline_parallel_size", "4"], ["-pp=4"], ["--pp-size=4"], ["--max-num-seqs=8", "-pp", "4"]],
+)
+def test_pipeline_stages_multiply_the_gpus(flags: list[str]) -> None:
+    for gpus in (8, None):
+        one = run("VLLM", engine={"tensorParallel": 2, "args": flags}, resources={} if gpus is None else {"gpus": gpus})
+        engine, _ = containers(one)
+        assert engine["resources"]["limits"]["nvidia.com/gpu"] == "8" and engine["args"][-len(flags) :] == flags
+    with pytest.raises(InvalidManifest, match="has no pipeline parallelism"):
+        service(engine={"args": ["--pipeline-parallel-size=4"]})
 
 
 def test_another_runtime_image_flag_or_variable_is_another_revision() -> None:

@@ -11,7 +11,7 @@ from tests.operator.support.manifests import SETTINGS, container, pod, service
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import desired
 from fairlead_operator.kube.difference import with_digest
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Observed, PodEvent
 from fairlead_operator.revisions import worker_revision
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ def test_a_job_downloads_all_models_into_the_claim_without_a_gpu() -> None:
     assert worker["args"] == ["--cache=/var/cache/fairlead", "--adapter=hf://lab/sql", "hf://a/b@v1", "gs://models/draft"]
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"] and len(spec["volumes"]) == 2
     assert {"name": "HF_HOME", "value": "/var/cache/fairlead"} in worker["env"] and "HF_TOKEN" in {each["name"] for each in worker["env"]}
-    assert "limits" not in worker["resources"] and "affinity" not in spec and spec["restartPolicy"] == "OnFailure"
+    assert set(worker["resources"]["limits"]) == {"cpu", "memory"} and "affinity" not in spec and spec["restartPolicy"] == "OnFailure"
     assert spec["securityContext"]["runAsNonRoot"] and worker["securityContext"]["readOnlyRootFilesystem"]
 
 
@@ -71,9 +71,37 @@ def test_nodes_proxies_and_certificates_of_the_pod_template_apply_and_devices_do
     }
     spec = job_of(prefetching(podTemplate=template))["spec"]["template"]["spec"]
     (worker,) = spec["containers"]
-    assert {"name": "HTTPS_PROXY", "value": "http://p"} in worker["env"] and "limits" not in worker["resources"]
+    assert {"name": "HTTPS_PROXY", "value": "http://p"} in worker["env"] and "nvidia.com/gpu" not in str(worker["resources"])
     assert spec["nodeSelector"] == {"zone": "a"} and spec["tolerations"] == [{"operator": "Exists"}] and "resourceClaims" not in spec
     assert "ca" in {each["name"] for each in spec["volumes"]}
+
+
+def test_the_pod_template_gives_labels_security_and_resources_without_devices() -> None:
+    resources = {"requests": {"cpu": "6", "nvidia.com/gpu": "1"}, "limits": {"cpu": "6", "nvidia.com/gpu": "1"}}
+    own = {"name": "worker", "resources": resources, "securityContext": {"runAsUser": 7}}
+    template = {"metadata": {"labels": {"team": "a", "sidecar.istio.io/inject": "true"}, "annotations": {"x": "y"}}}
+    job = job_of(prefetching(podTemplate={**template, "spec": {"containers": [own], "securityContext": {"fsGroup": 7}}}))
+    metadata, spec = job["spec"]["template"]["metadata"], job["spec"]["template"]["spec"]
+    assert metadata["labels"]["team"] == "a" and metadata["labels"]["sidecar.istio.io/inject"] == "false"
+    assert metadata["annotations"]["x"] == "y" and metadata["labels"]["app.kubernetes.io/component"] == "prefetch"
+    (worker,) = spec["containers"]
+    assert worker["resources"] == {"requests": {"cpu": "6", "memory": "1Gi"}, "limits": {"cpu": "6", "memory": "4Gi"}}
+    assert worker["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 7
+
+
+def test_a_job_that_gets_no_pod_is_a_fault_with_the_field_that_it_lacks() -> None:
+    one = prefetching(replicas=0)
+    live = stored(job_of(one)) | {"status": {"startTime": "2026-01-01T00:00:00Z"}}
+    name = live["metadata"]["name"]
+    assert condition(one, Observed(jobs=(live,)))[:2] == ("False", "Starting")
+    words = f'pods "{name}-x" is forbidden: failed quota: team: must specify limits.ephemeral-storage for: worker'
+    refused = Observed(jobs=(live,), pod_events={name: PodEvent("FailedCreate", words)})
+    status, reason, message = condition(one, refused)
+    assert (status, reason) == ("False", "QuotaExceeded") and "limits.ephemeral-storage of container worker in spec.podTemplate" in message
+    (degraded,) = [each for each in desired(one, refused, SETTINGS, NOW).status.conditions if each.type == "Degraded"]
+    assert (degraded.status, degraded.reason) == ("True", "QuotaExceeded")
+    runs = Observed(jobs=(live | {"status": {"active": 1}},), pod_events=refused.pod_events)
+    assert condition(one, runs)[:2] == ("False", "Downloading"), "the Event stays for an hour"
 
 
 def test_another_model_is_another_job_and_no_worker_restarts_for_prefetch_itself() -> None:
@@ -136,11 +164,11 @@ def test_the_condition_follows_the_job() -> None:
     one = prefetching(replicas=0)
     job = job_of(one)
     name, revision = job["metadata"]["name"], job["spec"]["template"]["metadata"]["labels"]["fairlead.dev/revision"]
-    assert condition(one, Observed())[:2] == ("False", "Downloading")
+    assert condition(one, Observed())[:2] == ("False", "Starting")
     complete = stored(job) | {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     assert condition(one, Observed(jobs=(complete,)))[:2] == ("True", "Cached")
     other = complete | {"metadata": {"name": "qwen-prefetch-0000000000"}}
-    assert condition(one, Observed(jobs=(other,)))[:2] == ("False", "Downloading"), "of the model before"
+    assert condition(one, Observed(jobs=(other,)))[:2] == ("False", "Starting"), "of the model before"
     failing = pod(
         "qwen-prefetch-x",
         "prefetch",

@@ -5,9 +5,11 @@ import json
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.manifests import manifest, unsupported_setting
+from tests.operator.support.manifests import manifest, service, unsupported_setting
 
+from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.api.engine_runtime import UNSUPPORTED
+from fairlead_operator.revisions import worker_revision
 
 BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
 
@@ -37,7 +39,56 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
     assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec
 
 
+def test_quantities_may_be_whole_numbers(server: apiserver.ApiServer, namespace: str) -> None:
+    """YAML reads `cpu: 2` as a number, and Kubernetes takes it in a PodSpec."""
+    spec = {"resources": {"cpu": 2, "memory": 8589934592}, "engine": {"kvCache": {"size": 1000000000}}}
+    made = server.create(BASE.format(namespace), manifest("qwen", namespace, **spec))
+    read = InferenceService.parse(made).spec
+    assert (read.resources.cpu, read.resources.memory, read.engine.kv_cache.size) == ("2", "8589934592", "1000000000")
+    written = {"resources": {"cpu": "2", "memory": "8589934592"}, "engine": {"kvCache": {"size": "1000000000"}}}
+    assert worker_revision(service(**spec)) == worker_revision(service(**written))
+
+
+def test_items_of_lists_get_no_defaults(server: apiserver.ApiServer, namespace: str) -> None:
+    """Argo CD compares the live list with that of the manifest, and would report each default forever."""
+    schedule = {"name": "day", "start": "0 8 * * *", "end": "0 18 * * *", "minReplicas": 2}
+    spec = {
+        "slo": {"classes": [{"name": "chat", "ttftMilliseconds": 500}]},
+        "scaling": {"maxReplicas": 4, "schedules": [schedule]},
+        "model": {"adapters": [{"name": "sql", "uri": "hf://a/b"}]},
+        "exposure": {"otherServices": ["other"]},
+    }
+    made = server.create(BASE.format(namespace), manifest("qwen", namespace, **spec))["spec"]
+    assert made["slo"]["classes"] == spec["slo"]["classes"] and made["scaling"]["schedules"] == [schedule]
+    assert made["model"]["adapters"] == spec["model"]["adapters"]
+    read = InferenceService.parse(manifest("qwen", namespace, **spec)).spec
+    assert read.slo is not None and read.slo.classes[0].priority == 0
+    assert read.scaling is not None and read.scaling.schedules[0].time_zone == "UTC"
+
+
+@pytest.mark.parametrize(("length", "replicas", "accepted"), [(43, 10, True), (44, 1, False), (52, 1, False)])
+def test_names_of_workers_on_several_nodes_fit_into_labels(
+    server: apiserver.ApiServer, namespace: str, length: int, replicas: int, accepted: bool
+) -> None:
+    body = manifest("q" * length, namespace, replicas=replicas, engine={"nodes": 2, "tensorParallel": 2})
+    code, answer = server.request("POST", BASE.format(namespace), body)
+    assert (code == 201) is accepted, answer
+    if not accepted:
+        assert "metadata.name must be at most 43 characters with spec.engine.nodes above 1" in answer["message"]
+        with pytest.raises(InvalidManifest, match="at most 43 characters"):
+            InferenceService.parse(body)
+    assert server.request("POST", BASE.format(namespace), manifest("r" * length, namespace))[0] == 201, "with one node it may be longer"
+
+
+@pytest.mark.parametrize("name", ["/models/Qwen3-8B", "/mnt/models", "org/name", "a"])
+def test_a_served_name_may_be_the_folder_of_the_model(server: apiserver.ApiServer, namespace: str, name: str) -> None:
+    """Clients of vLLM send what `--model` says."""
+    server.create(BASE.format(namespace), manifest("qwen", namespace, model={"name": name}))
+
+
 REFUSED = [
+    ({"resources": {"cpu": -1}}, "spec.resources.cpu"),
+    ({"resources": {"cpu": True}}, "spec.resources.cpu"),
     ({"model": {"uri": "s4://x/y"}}, "spec.model.uri must be hf://ORG/NAME"),
     ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision needs an hf:// model"),
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),

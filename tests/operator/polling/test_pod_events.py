@@ -11,6 +11,7 @@ from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.kube import event_recorder as event_recorder
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.event_recorder import EventRecorder
+from fairlead_operator.objects import has_no_pod
 from fairlead_operator.observed import PodEvent
 from fairlead_operator.polling import periodic as repeated
 from fairlead_operator.polling import pod_events
@@ -39,6 +40,11 @@ CREATING = {"conditions": [BOUND], "containerStatuses": [container({"waiting": {
 )
 def test_only_stuck_pods_without_a_cause_are_polled(status: dict[str, Any], asked: bool) -> None:
     assert is_stuck(pod(**status)) is asked
+
+
+@pytest.mark.parametrize(("status", "asked"), [({}, True), ({"active": 1}, False), ({"succeeded": 1}, False), ({"failed": 1}, False)])
+def test_a_job_is_polled_while_it_has_no_pod(status: dict[str, Any], asked: bool) -> None:
+    assert has_no_pod({"status": status}) is asked
 
 
 def test_the_newest_telling_event_counts_and_readiness_last() -> None:

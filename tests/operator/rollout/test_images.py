@@ -143,6 +143,57 @@ def test_an_update_that_its_spec_holds_up_says_so_frees_its_place_and_goes_on_af
     assert fleet.phases() == {"Current": 2} and fleet.images("a") == {"worker:2"} and not fleet.update("a").get("message")
 
 
+def use_mirror(body: dict[str, Any]) -> None:
+    """Rewrite images as a policy with a pull-through cache does."""
+    if body["kind"] == "Deployment":
+        for container in body["spec"]["template"]["spec"]["containers"]:
+            container["image"] = f"mirror/{container['image'].removeprefix('mirror/')}"
+
+
+def test_services_whose_images_a_policy_rewrites_are_updated_and_none_keeps_its_place() -> None:
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
+    fleet.api.mutate = use_mirror
+    auto = {"replicas": 1, "rollout": {"engineVersion": "Auto"}}
+    fleet.create_all({"a": auto, "b": auto, "pinned": {"replicas": 1}})
+    fleet.run(200.0)
+    assert fleet.phases() == {"Current": 3}
+    fleet.restart(**NEW)
+    fleet.run(900.0, until=lambda: fleet.phases() == {"Current": 2, "Pinned": 1})
+    assert fleet.phases() == {"Current": 2, "Pinned": 1}
+    assert fleet.images("a") == fleet.images("b") == {"mirror/worker:2"} and fleet.images("pinned") == {"mirror/worker:1"}
+    before = {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")}
+    fleet.restart(worker_image="worker:1", router_image="control:1")
+    fleet.run(900.0, until=lambda: fleet.phases() == {"Current": 3})
+    kept = {pod["metadata"]["uid"] for pod in fleet.pods("pinned")}
+    assert fleet.phases() == {"Current": 3} and kept <= before and fleet.update("pinned")["previousWorkerImage"] == ""
+
+
+def test_a_router_image_of_the_pod_template_is_the_users() -> None:
+    template = {"spec": {"containers": [{"name": "router", "image": "mine:1"}]}}
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
+    fleet.create_all({"a": {"replicas": 1, "rollout": {"engineVersion": "Auto"}, "router": {"podTemplate": template}}})
+    fleet.run(200.0)
+    assert fleet.update("a")["phase"] == "Current"
+    fleet.restart(**NEW)
+    fleet.run(900.0, until=lambda: fleet.update("a")["phase"] == "Current" and fleet.images("a") == {"worker:2"})
+    assert fleet.update("a")["phase"] == "Current" and fleet.images("a", "router") == {"mine:1"}
+
+
+def test_an_update_whose_canary_waits_for_its_promotion_gives_its_place_to_others_after_the_deadline() -> None:
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
+    rollout = {"engineVersion": "Auto", "progressDeadlineSeconds": 300}
+    canary = {"a": {**CANARY, "replicas": 1}, "b": None}
+    fleet.create_all(
+        {name: {"replicas": 1, "rollout": {**rollout, "canary": canary[name]} if canary[name] else rollout} for name in canary}
+    )
+    fleet.run(200.0)
+    fleet.restart(**NEW)
+    fleet.run(900.0, until=lambda: fleet.update("b").get("phase") == "Current" and fleet.images("b") == {"worker:2"})
+    assert fleet.update("b")["phase"] == "Current" and fleet.images("b") == {"worker:2"}
+    held = fleet.update("a")
+    assert held["phase"] == "RollingOut" and held["held"] and "promotedRevision" in held["message"]
+
+
 def test_a_held_update_counts_the_gpu_of_a_surge_worker_that_comes_later() -> None:
     """The update is held as soon as it begins, and then the user rolls the service to an earlier revision."""
     fleet = Fleet(random.Random(7), 8, WaveLimits(max_surge_gpus=1, observation_seconds=0.0))

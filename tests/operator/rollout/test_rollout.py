@@ -10,7 +10,7 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import worker
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Observed, PodEvent
 from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.rollout.step import DRAIN, SURGE
@@ -136,6 +136,22 @@ def test_a_worker_that_fits_no_node_drains_no_other(words: str, made: Any) -> No
     assert bounds(plan) == made
     if made == SURGE:
         assert "draining a worker would not help: 0/" in said(plan)[2] and said(plan, "Degraded")[1] == "FailedScheduling"
+
+
+ATTACHED = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached to another'
+
+
+def test_a_volume_of_one_node_is_freed_by_draining_and_a_pod_that_waits_for_it_is_no_fault_until_then() -> None:
+    """The surge worker of a ReadWriteOnce claim may get another node."""
+    surge = {**pod("new", NEW), "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}}
+    for waits, made in ((10.0, SURGE), (31.0, DRAIN)):
+        surge["status"]["conditions"][0]["lastTransitionTime"] = ago(waits)
+        plan = look(seen(surge, pod_events={"new": PodEvent("FailedAttachVolume", ATTACHED)}), rollout={"progressDeadlineSeconds": 60})
+        assert bounds(plan) == made
+        degraded = find(plan.status.conditions, "Degraded")
+        assert degraded is not None and degraded.status == "False", degraded
+        other = seen(surge, pod_events={"new": PodEvent("FailedMount", "timed out waiting for the condition")})
+        assert bounds(look(other)) == SURGE, "draining gains nothing"
 
 
 def test_a_quota_that_refuses_the_surge_worker_is_no_room_either() -> None:

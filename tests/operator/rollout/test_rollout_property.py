@@ -137,7 +137,7 @@ def test_a_reverted_edit_restarts_no_worker(seed: int) -> None:
 
 
 def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(room, "find_pending", lambda pods, deployment, wanted: None)
+    patch.setattr(room, "find_pending", lambda pods, deployment, wanted, events: None)
 
 
 def drains_at_once(patch: pytest.MonkeyPatch) -> None:

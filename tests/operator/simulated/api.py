@@ -22,6 +22,7 @@ class Api:
         self._of_kind: dict[str, dict[str, Body]] = {}
         self.clients: list[Callable[[str, Body], None]] = []
         self.writes: list[tuple[float, str, Key]] = []  # of the operator
+        self.mutate: Callable[[Body], None] = lambda body: None  # as an admission webhook, of what the operator applies
         self.refusals: set[str] = set()  # messages with which writes were refused, as a test wanted
         self._version = 0
         self._uids = 0
@@ -95,6 +96,7 @@ class Api:
         for before in made["metadata"].get("managedFields", []):
             _give_up(made, before["fieldsV1"], body)
         _merge(made, copy.deepcopy(dict(body)))
+        self.mutate(made)
         written = next(iter((held or {"metadata": {}})["metadata"].get("managedFields", [])), {})
         made["metadata"]["managedFields"] = [{**entry, "time": written.get("time")}]
         if held is not None and held == made:

@@ -42,6 +42,27 @@ def test_ready_needs_a_completion_of_this_generation() -> None:
     assert ready(failed) == ("False", "RequestFailed") and not failed.probe_due and failed.wake_at == NOW.timestamp() + 4
 
 
+@pytest.mark.parametrize(
+    ("budget", "replicas", "blocked"),
+    [
+        ({"minAvailable": 1}, 1, True),
+        ({"minAvailable": "100%"}, 4, True),
+        ({"minAvailable": "51%"}, 1, True),
+        ({"maxUnavailable": 0}, 2, True),
+        ({"minAvailable": 1}, 2, False),
+        ({"maxUnavailable": 1}, 1, False),
+        ({"minAvailable": "50%"}, 2, False),
+        ({"minAvailable": 1}, 0, False),
+    ],
+)
+def test_a_budget_that_lets_no_worker_be_evicted_is_named(budget: dict[str, Any], replicas: int, blocked: bool) -> None:
+    serving = {"worker": deployment("worker", replicas), "router": deployment("router", 2)}
+    plan = look(Observed(serving, probe=proof()), replicas=replicas, podDisruptionBudget=budget)
+    available = find(plan.status.conditions, "Available")
+    assert available is not None and ("lets no worker be evicted" in available.message) is blocked
+    assert not blocked or f"spec.podDisruptionBudget.{next(iter(budget))}" in available.message
+
+
 def test_ready_stays_and_a_new_generation_keeps_it_until_the_next_probe() -> None:
     status = look(Observed(SERVING, probe=proof())).status.model_dump(by_alias=True)
     after_restart = look(Observed(SERVING), status=status)

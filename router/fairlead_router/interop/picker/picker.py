@@ -79,6 +79,10 @@ class Picker:
         self._count_prompt, self._scale_up = count_prompt, scale_up or ScaleUpStatus()
 
     @property
+    def session_header(self) -> bytes:
+        return self._config.session_header.encode()
+
+    @property
     def max_body_bytes(self) -> int:
         return self._config.max_body_bytes
 

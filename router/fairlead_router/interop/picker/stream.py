@@ -148,7 +148,7 @@ class Stream:
 
     async def _pick(self, body: bytes | None) -> PickResult:
         length = self._headers.get(b"content-length", b"")
-        session = self._headers.get(b"x-session-id", b"").decode("latin-1")
+        session = self._headers.get(self._picker.session_header, b"").decode("latin-1")
         request = PickRequest(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._client)
         self._picked = await self._picker.pick(request)
         logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)

@@ -1,0 +1,95 @@
+"""The fields of the manifest that shape the pods of each component: advice names those of the object that fails. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairlead_operator import names
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the manifest sets what a pod of one component has."""
+
+    template: str  # a podTemplate
+    claim: str  # names the PersistentVolumeClaim
+    image: str  # of the component's own container
+    count: str  # of pods; empty: one
+    requests: str  # sets CPU and memory of the component's own containers; empty: `template` alone
+    pods: str  # plural, for people
+    own: tuple[str, ...]  # containers that `requests` and `image` are for
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Return the replacements in advice."""
+        return {
+            "template": self.template,
+            "claim": self.claim,
+            "pods": self.pods,
+            "cpu": self.describe("requests.cpu"),
+            "memory": self.describe("requests.memory"),
+            "resources": self.requests or self.template,
+            "fewer": f", or lower {self.count}" if self.count else "",
+        }
+
+    def describe(self, resource: str, container: str = "") -> str:
+        """Return the field that sets `resource`, such as `limits.cpu`, of a container; empty: the component's own."""
+        kind, _, name = resource.partition(".")
+        is_own = container in ("", *self.own)
+        # spec.resources.cpu is a request only; spec.resources.memory is request and limit.
+        if self.requests and is_own and (name == "memory" or (name, kind) == ("cpu", "requests")):
+            return f"{self.requests}.{name}"
+        where = "initContainers" if container == names.ENGINE else "containers"
+        return f"resources.{kind}.{name} of container {container or self.own[0]} in {self.template}.spec.{where}"
+
+
+_WORKERS = Fields(
+    template="spec.podTemplate",
+    claim="spec.model",
+    image="spec.engine.image",
+    count="spec.replicas",
+    requests="spec.resources",
+    pods="workers",
+    own=(names.WORKER, names.ENGINE),
+)
+_OF = {
+    names.WORKER: _WORKERS,
+    names.FOLLOWER: _WORKERS,
+    names.CANARY: _WORKERS,
+    names.ROUTER: Fields(
+        template="spec.router.podTemplate",
+        claim="spec.router.podTemplate",
+        image="spec.routing.image",
+        count="spec.routing.replicas",
+        requests="",
+        pods="routers",
+        own=(names.ROUTER,),
+    ),
+    names.BATCH: Fields(
+        template="spec.batch.podTemplate",
+        claim="spec.batch.storageURI",
+        image="spec.routing.image",
+        count="",
+        requests="",
+        pods="the batch server",
+        own=(names.BATCH,),
+    ),
+    names.PREFETCH: Fields(
+        template="spec.podTemplate",
+        claim="spec.model.cache",
+        image="spec.engine.image",
+        count="",
+        requests="",
+        pods="the Job",
+        own=(names.WORKER,),
+    ),
+}
+
+
+def fields_of(component: str) -> Fields:
+    """Return the fields for a value of the component label; those of workers where it is unknown."""
+    return _OF.get(component, _WORKERS)
+
+
+def fields_of_pod(pod: Mapping[str, Any]) -> Fields:
+    return fields_of(str(((pod.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, "")))
