@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_common.prompts.messages import json_type
+from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
