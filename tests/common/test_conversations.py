@@ -208,6 +208,22 @@ def test_every_answer_with_calls_can_be_sent_back(encoder: PromptEncoder) -> Non
             check(encoder, messages, "tide", "Harb", "High", "wind", "Quay", "Calm", "Said", "Then")
 
 
+def test_the_result_of_each_call_follows_it_where_a_message_has_one_call() -> None:
+    """Gpt-oss names the last call at each result, and Llama 3.1 refuses two calls in a message."""
+    messages = talk(tool_calls=[call(), call('{"h": "Quay"}', "abcdefg13", "wind")], content="Look")
+    messages[2:3] = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in (("abcdefg13", "Calm"), ("abcdefg12", "High"))]
+    output = render(own_encoder("one call"), messages)
+    assert [word for word in output.replace("<", " ").replace(">", " ").split() if word in ("tide", "High", "wind", "Calm", "Said")] == [
+        "tide",
+        "High",
+        "wind",
+        "Calm",
+        "Said",
+    ]
+    kept = render(own_encoder("object"), messages)
+    assert kept.index("wind") < kept.index("Calm") < kept.index("High")
+
+
 def test_an_answer_without_text_can_be_sent_back(encoder: PromptEncoder) -> None:
     for said in ({"content": ""}, {"content": None}, {}, {"content": []}, {"content": None, "reasoning_content": "Hm"}):
         check(encoder, [ASKED, {"role": "assistant", **said}, NEXT], "Ask", "Then")
@@ -265,6 +281,14 @@ def test_a_call_that_is_none_is_refused_by_name(field: str, given_call: Any) -> 
     with pytest.raises(PromptError) as refusal:
         render(own_encoder("object"), talk(tool_calls=[given_call]))
     assert refusal.value.field == f"messages[1].tool_calls[0]{field}"
+
+
+@pytest.mark.parametrize("id", [5, [1], {"a": 1}, None, ""])
+@pytest.mark.parametrize("kind", ["one call", "object"])
+def test_ids_of_any_type_render(kind: str, id: Any) -> None:
+    messages = talk(tool_calls=[call(id=id), call(id=id, name="wind")])
+    messages[2]["tool_call_id"] = id
+    assert all(text in render(own_encoder(kind), messages) for text in ("tide", "wind", "High", "Then"))
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,20 @@ class ChatRenderer:
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
         budget = ArgumentBudget()
-        return [
-            normal for at, message in enumerate(messages) for normal in self._normalize_message(message, f"messages[{at}]", forms, budget)
-        ]
+        groups: list[list[dict[str, Any]]] = []
+        by_call: dict[str, list[dict[str, Any]]] = {}
+        for at, message in enumerate(messages):
+            normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
+            is_result = normal[0]["role"] == "tool"
+            if is_result and (group := by_call.get(str(normal[0].get("tool_call_id")))) is not None:
+                group += normal  # a result follows its call, also where a message with several calls was split
+                continue
+            parts = [[each] for each in normal]
+            groups += parts
+            if not is_result:
+                split = [part for part in parts if "tool_calls" in part[0]] if len(parts) > 1 else []
+                by_call = {str(part[0]["tool_calls"][0].get("id")): part for part in split}
+        return [message for group in groups for message in group]
 
     def _normalize_message(self, message: Any, where: str, forms: MessageForms, budget: ArgumentBudget) -> list[dict[str, Any]]:
         """Return the message in the template's form: several messages where the template reads one call, or no text beside a call."""

@@ -222,7 +222,9 @@ class _Probe:
         said = {"role": "assistant", **beside}
         question = self._message("user", QUESTION)
         whole = [question, {**said, "tool_calls": calls}, *results]
-        split = [question, *({**said, "tool_calls": [call]} for call in calls), *results]
+        split = [question]
+        for call, result in zip(calls, results, strict=True):
+            split += [{**said, "tool_calls": [call]}, result]
         wanted = (CALL, OTHER_CALL)
         return self._count(whole, wanted) < self._count(split, wanted)
 
