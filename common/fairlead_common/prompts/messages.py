@@ -73,6 +73,9 @@ class ChatRenderer:
         by_call: dict[str, list[dict[str, Any]]] = {}
         for at, message in enumerate(messages):
             normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
+            if len(normal) == 1 and not by_call:
+                groups.append(normal)
+                continue
             is_result = normal[0]["role"] == "tool"
             if is_result and (group := by_call.get(str(normal[0].get("tool_call_id")))) is not None:
                 group += normal  # a result follows its call, also where a message with several calls was split
@@ -96,10 +99,11 @@ class ChatRenderer:
             reason = f"is {role!r:.40}, which the chat template does not render; it must be one of {', '.join(ROLES)}{hint}"
             raise PromptError(f"{where}.role", reason)
         # Clients send `content: null` and `tool_calls: []`; templates expect the key to be missing then.
-        normal = {key: value for key, value in message.items() if key == "content" or value not in _ABSENT}
-        for name in REASONING_FIELDS:
-            if name in normal:
-                normal[name] = "\n".join(read_texts(normal[name], f"{where}.{name}"))
+        normal = {key: value for key, value in message.items() if value or key == "content" or value not in _ABSENT}
+        if role == "assistant":
+            for name in REASONING_FIELDS:
+                if name in normal:
+                    normal[name] = "\n".join(read_texts(normal[name], f"{where}.{name}"))
         content = normal.pop("content", None)
         if role == "assistant":
             if content is None and isinstance(normal.get("refusal"), str):
@@ -143,6 +147,8 @@ class ChatRenderer:
 def _assistant_messages(
     message: dict[str, Any], content: Any, where: str, forms: MessageForms, budget: ArgumentBudget
 ) -> list[dict[str, Any]]:
+    if "tool_calls" not in message and isinstance(content, str) and content.strip():
+        return [{**message, "content": text_in_style(content, forms.styles["assistant"])}]
     texts = [] if content is None else read_texts(content, f"{where}.content")
     is_empty = not any(text.strip() for text in texts)
     if "tool_calls" not in message:
@@ -170,9 +176,10 @@ def _assistant_messages(
 
 def _content(content: Any, where: str, role: str, forms: MessageForms) -> Any:
     """Return the content as a string or as parts, in the style that the template reads for the role."""
-    style = forms.styles.get(role, forms.styles["user"])
-    texts = read_texts(content, where)
-    return text_in_style(content, style) if isinstance(content, str) else parts_in_style(texts or [""], style)
+    style = forms.styles[role] if role in forms.styles else forms.styles["user"]
+    if isinstance(content, str):
+        return text_in_style(content, style)
+    return parts_in_style(read_texts(content, where) or [""], style)
 
 
 def _check_tools(tools: Any) -> list[dict[str, Any]] | None:
