@@ -149,7 +149,8 @@ class _Parameters:
     def _ends_at(self, text: str, tag: str, final: bool, kinds: frozenset[str]) -> bool | None:
         """Return whether a value without its own end ends at the tag. None: the text that follows decides."""
         if tag == self.format.next_parameter:
-            found = match(self.format.parameter, text, partial=not final)
+            # The rest of the tag may be torn: then the call ends here, unfinished, and its markup is no value.
+            found = match(rf'{regex.escape(tag)}(?P<key>[^"<>\n]{{1,256}})["<>\n]', text, partial=not final)
             if found is None or found.partial:
                 return None if found else False
             may_be_text = not kinds or "string" in kinds
