@@ -166,7 +166,8 @@ def test_missing_content_becomes_an_empty_string_where_the_template_needs_one(to
     asked, answered = {"role": "user", "content": "a"}, {"role": "tool", "tool_call_id": "call_1", "content": "r"}
     chat = [asked, {"role": "assistant", "tool_calls": [call], **said}, answered]
     encoder = encoder_for(tokenizer, CHATML)
-    assert list(encoder.encode_chat(chat)) == list(encoder.encode_chat([asked, {"role": "assistant", "content": ""}, answered]))
+    as_text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'  # ChatML would leave the call out
+    assert list(encoder.encode_chat(chat)) == list(encoder.encode_chat([asked, {"role": "assistant", "content": as_text}, answered]))
 
 
 def test_content_parts_are_passed_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -260,7 +260,9 @@ def _build_grammars(
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
+    from fairlead_common.errors import PromptError
     from fairlead_common.prompts.encoder import PromptFormat
+    from fairlead_common.prompts.messages import check_template
     from fairlead_worker.errors import ModelLoadError
     from fairlead_worker.parsing.tool_template import build_tool_template
     from fairlead_worker.weights.tokenizer import load_tokenizer
@@ -283,7 +285,13 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
         model_uri=config.model,
     )
     load_tokenizer.cache_clear()
-    return msgspec.structs.replace(format, tool_template=format.tool_template or build_tool_template(format.chat_template))
+    format = msgspec.structs.replace(format, tool_template=format.tool_template or build_tool_template(format.chat_template))
+    try:
+        for template in filter(None, (format.chat_template, format.tool_template)):
+            check_template(template)
+    except PromptError as error:
+        raise ModelLoadError(config.model, error.reason) from error
+    return format
 
 
 def _exit_with_parent(parent_pipe: io.RawIOBase, directory: str) -> None:

@@ -11,14 +11,14 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from fairlead_common.errors import PromptError
+from fairlead_common.prompts.bounded_template import BoundedEnvironment, RenderingTooLong, bound_steps
 from fairlead_common.truncate import truncate
 
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
-_REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -32,13 +32,19 @@ class ChatTemplate:
             raise PromptError("chat_template", f"the model's chat template does not compile: {truncate(error)}") from error
 
     def render(self, messages: list[dict[str, Any]], continue_final_message: bool, variables: dict[str, Any]) -> str:
-        """Return the prompt text. `messages` are plain JSON objects and stay unchanged."""
+        """Return the prompt text. `messages` are plain JSON objects and stay unchanged.
+
+        Raises PromptError for the field `chat_template` if the rendering takes too many steps, otherwise for the field `messages`.
+        """
         messages = [_with_reasoning_names(message) for message in messages]
         final = ""
         if continue_final_message:
             final, messages = _append_tag(messages)
         try:
-            text = self._template.render({**variables, "messages": messages})
+            with bound_steps():
+                text = self._template.render({**variables, "messages": messages})
+        except RenderingTooLong as error:
+            raise PromptError("chat_template", f"the model's chat template does not end: {error}") from error
         except jinja2.TemplateError as error:
             raise PromptError("messages", f"the model's chat template refused them: {truncate(error)}") from error
         except Exception as error:  # a template is code and can raise anything; the request caused it
@@ -76,14 +82,14 @@ def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
 
     Clients send it under one of three names.
     """
-    for name in _REASONING_FIELDS:
+    for name in REASONING_FIELDS:
         if message.get(name) is not None:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
     return message
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from fairlead_common.errors import PromptError, PromptTooLong
 from fairlead_common.prompts import messages as chat
+from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.min_tokens import MinTokenCounter
 from fairlead_common.prompts.split_points import SplitPoints, find_affixes
@@ -105,6 +106,9 @@ class PromptEncoder:
         """By `skip_special_tokens`: the texts of single tokens, at most one entry for each token of the vocabulary."""
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
+        for renderer, with_tools in ((self._chat, False), (self._tools, True)):
+            if renderer is not None:
+                renderer.forms(with_tools)  # now, not within the first request
 
     def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", max_tokens: int | None = None) -> "array[int]":
         """Return the token ids of a text, by default with the tokenizer's own special tokens around it (bos, ...).
@@ -113,7 +117,7 @@ class PromptEncoder:
         `max_tokens` raises PromptTooLong after at most twice as many tokens; any other text is tokenized whole.
         """
         if not isinstance(text, str):
-            raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
+            raise PromptError("prompt", f"must be a string, not {json_type(text)}")
         try:
             if max_tokens is not None and len(text) > max_tokens:
                 self._check_length(text, max_tokens)
@@ -196,12 +200,19 @@ class PromptEncoder:
         template: str | None = None,
     ) -> str:
         """Return the text of a chat that `encode_chat` tokenizes."""
-        renderer = self._chat if tools is None else self._tools
+        renderer = self._tools if tools or self._needs_tool_template(messages) else self._chat
         if template is not None:
             renderer = chat.ChatRenderer(template, self.format.special_tokens)
         if renderer is None:
             raise PromptError("messages", f"the model {self._name} has no chat template: use /v1/completions")
         return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
+
+    def _needs_tool_template(self, messages: Any) -> bool:
+        """Return whether only the template for tools renders the calls of earlier answers."""
+        if self._chat is self._tools or self._chat is None or self._tools is None or self._chat.forms(False).keeps_calls:
+            return False
+        has_calls = isinstance(messages, list) and any(isinstance(each, dict) and each.get("tool_calls") for each in messages)
+        return has_calls and self._tools.forms(False).keeps_calls
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. For text that grows token by token use `stream`."""

@@ -1,37 +1,49 @@
 """Validate and normalize clients' chat messages for a template. Errors name the fields of the request."""
 
-import json
 import re
-from typing import Any, Literal
+from typing import Any
 
 from fairlead_common.errors import PromptError
-from fairlead_common.json_size import MAX_OBJECTS, JsonSize, check_json
-from fairlead_common.prompts.chat_template import ChatTemplate
-from fairlead_common.truncate import quote
-
-ContentStyle = Literal["text", "parts", "both"]
+from fairlead_common.prompts.bounded_template import bound_steps
+from fairlead_common.prompts.call_history import ArgumentBudget, normalize_calls, short_id, write_call
+from fairlead_common.prompts.chat_template import REASONING_FIELDS, ChatTemplate
+from fairlead_common.prompts.content_parts import json_type, read_texts
+from fairlead_common.prompts.template_probe import MessageForms, find_forms, parts_in_style, probe_role, text_in_style
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _CUSTOM_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """A custom role is text in the prompt, so it must not contain markup of a template."""
 MAX_CUSTOM_ROLES = 64
 """Custom roles whose support is remembered."""
-_PROBE = "fairleadprobe"
-_PROBE_ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
-"""Arguments of a tool call, as an object and as text."""
+PROBE_STEPS = 500_000
+"""Passes of loops in all renderings of a probe. Real templates need a few thousand."""
+_PROBE_TOOLS = [{"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}}]
+_ABSENT: tuple[Any, ...] = (None, [])
+"""Values of optional fields that mean the same as no field. Templates ask only whether the field is there."""
+
+
+def check_template(source: str) -> None:
+    """Raise PromptError for the field `chat_template` if a template does not compile, or does not end."""
+    renderer = ChatRenderer(source, {})
+    for with_tools in (False, True):
+        renderer.forms(with_tools)
 
 
 class ChatRenderer:
-    """A template with its special tokens. Probes find the form of messages that the template expects."""
+    """A template with its special tokens. Probes find the forms of messages that the template reads, with tools and without."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self._template = ChatTemplate(source)
         self._special_tokens = special_tokens
-        self.content_style = self._probe()
-        self._empty_content = self._probe_empty_content()
-        self._takes_object_arguments = self._probe_arguments()
-        self._has_developer_role = self._probe_role("developer")
+        self._forms: dict[bool, MessageForms] = {}
         self._custom_roles: dict[str, bool] = {}
+
+    def forms(self, with_tools: bool) -> MessageForms:
+        """Return the forms that the template reads in requests with tools, or without. Raises PromptError if the template does not end."""
+        if with_tools not in self._forms:
+            with bound_steps(PROBE_STEPS):
+                self._forms[with_tools] = find_forms(lambda messages: self._try_render(messages, with_tools))
+        return self._forms[with_tools]
 
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
@@ -41,187 +53,137 @@ class ChatRenderer:
             raise PromptError("continue_final_message", "cannot be combined with add_generation_prompt")
         if not isinstance(template_kwargs, dict):
             raise PromptError("chat_template_kwargs", f"must be an object, not {json_type(template_kwargs)}")
+        tools = _check_tools(tools)
         variables = {
             **self._special_tokens,
             "documents": None,
             **template_kwargs,
-            "tools": _check_tools(tools),
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._template.render(self._normalize(messages), continue_final_message, variables)
+        return self._template.render(self._normalize(messages, self.forms(tools is not None)), continue_final_message, variables)
 
-    def _normalize(self, messages: Any) -> list[dict[str, Any]]:
+    def _normalize(self, messages: Any, forms: MessageForms) -> list[dict[str, Any]]:
         if not isinstance(messages, list):
             raise PromptError("messages", f"must be a list of messages, not {json_type(messages)}")
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
-        budget = _ArgumentBudget()
-        return [self._normalize_message(message, f"messages[{at}]", budget) for at, message in enumerate(messages)]
+        budget = ArgumentBudget()
+        groups: list[list[dict[str, Any]]] = []
+        by_call: dict[str, list[dict[str, Any]]] = {}
+        for at, message in enumerate(messages):
+            normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
+            if len(normal) == 1 and not by_call:
+                groups.append(normal)
+                continue
+            is_result = normal[0]["role"] == "tool"
+            if is_result and (group := by_call.get(str(normal[0].get("tool_call_id")))) is not None:
+                group += normal  # a result follows its call, also where a message with several calls was split
+                continue
+            parts = [[each] for each in normal]
+            groups += parts
+            if not is_result:
+                split = [part for part in parts if "tool_calls" in part[0]] if len(parts) > 1 else []
+                by_call = {str(part[0]["tool_calls"][0].get("id")): part for part in split}
+        return [message for group in groups for message in group]
 
-    def _normalize_message(self, message: Any, where: str, budget: "_ArgumentBudget") -> dict[str, Any]:
+    def _normalize_message(self, message: Any, where: str, forms: MessageForms, budget: ArgumentBudget) -> list[dict[str, Any]]:
+        """Return the message in the template's form: several messages where the template reads one call, or no text beside a call."""
         if not isinstance(message, dict):
             raise PromptError(where, f"must be an object with role and content, not {json_type(message)}")
         role = message.get("role")
         if not isinstance(role, str):
             raise PromptError(f"{where}.role", "must be a string, such as 'user'")
-        if role not in ROLES and not self._renders_role(role):
+        if role not in ROLES and not self._renders_role(role, forms):
             hint = "; a tool's result has the role 'tool', with the tool_call_id" if role == "function" else ""
             reason = f"is {role!r:.40}, which the chat template does not render; it must be one of {', '.join(ROLES)}{hint}"
             raise PromptError(f"{where}.role", reason)
-        # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
-        normal = {key: value for key, value in message.items() if value is not None}
-        if role == "developer" and not self._has_developer_role:
-            normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
-        if "content" in normal:
-            normal["content"] = self._normalize_content(normal["content"], f"{where}.content")
-        elif role != "assistant":  # an assistant's message may have tool calls only
+        # Clients send `content: null` and `tool_calls: []`; templates expect the key to be missing then.
+        normal = {key: value for key, value in message.items() if value or key == "content" or value not in _ABSENT}
+        if role == "assistant":
+            for name in REASONING_FIELDS:
+                if name in normal:
+                    normal[name] = "\n".join(read_texts(normal[name], f"{where}.{name}"))
+        content = normal.pop("content", None)
+        if role == "assistant":
+            if content is None and isinstance(normal.get("refusal"), str):
+                content = normal["refusal"]
+            return _assistant_messages(normal, content, where, forms, budget)
+        if content is None:
             raise PromptError(f"{where}.content", "is missing")
-        elif "tool_calls" in normal:
-            normal |= self._empty_content
-        else:  # an assistant's message with reasoning alone; many templates fail without content
-            normal["content"] = self._normalize_content("", f"{where}.content")
-        if "tool_calls" in normal:
-            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_object_arguments, budget)
-        return normal
+        normal.pop("tool_calls", None)
+        if role == "tool":
+            if forms.short_ids and isinstance(normal.get("tool_call_id"), str):
+                normal["tool_call_id"] = short_id(normal["tool_call_id"])
+            if not forms.keeps_results:
+                texts = ["<tool_response>", *read_texts(content, f"{where}.content"), "</tool_response>"]
+                return [{"role": "user", "content": text_in_style("\n".join(texts), forms.styles["user"])}]
+        if role == "developer" and not forms.knows_developer:
+            normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
+        return [{**normal, "content": _content(content, f"{where}.content", role, forms)}]
 
-    def _normalize_content(self, content: Any, where: str) -> Any:
-        """Return the content as a string or as parts, in the style that the template reads."""
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self.content_style == "parts" else content
-        if not isinstance(content, list):
-            raise PromptError(where, f"must be a string or a list of text parts, not {json_type(content)}")
-        texts = [_part_text(part, f"{where}[{at}]") for at, part in enumerate(content)]
-        return "\n".join(texts) if self.content_style == "text" else content
-
-    def _probe(self) -> ContentStyle:
-        """Return the style of content that the template reads, found by rendering one message in each style.
-
-        A template for strings only fails on a list, drops it, or prints it as a list.
-        """
-        as_text = self._probe_text(_PROBE)
-        as_parts = self._probe_text([{"type": "text", "text": _PROBE}])
-        if as_text is not None and as_text == as_parts:
-            return "both"
-        if as_text is None and as_parts is not None and "'text'" not in as_parts and '"text"' not in as_parts:
-            return "parts"
-        return "text"
-
-    def _probe_text(self, content: Any) -> str | None:
-        text = self._try_render([{"role": "user", "content": content}])
-        return text if text and _PROBE in text else None
-
-    def _renders_role(self, role: str) -> bool:
-        """Return whether the template renders messages with a custom role. Many templates silently leave them out."""
+    def _renders_role(self, role: str, forms: MessageForms) -> bool:
+        """Return whether the template renders messages with a custom role."""
         if not _CUSTOM_ROLE.fullmatch(role) or role == "function":
             return False
         if role not in self._custom_roles:
             if len(self._custom_roles) >= MAX_CUSTOM_ROLES:
                 self._custom_roles.clear()
-            self._custom_roles[role] = self._probe_role(role)
+            self._custom_roles[role] = probe_role(lambda messages: self._try_render(messages, False), role, forms.styles["user"])
         return self._custom_roles[role]
 
-    def _probe_role(self, role: str) -> bool:
-        """Return whether the template renders messages with this role."""
-        content: Any = [{"type": "text", "text": _PROBE}] if self.content_style == "parts" else _PROBE
-        other: Any = [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"
-        return _PROBE in (self._try_render([{"role": role, "content": content}, {"role": "user", "content": other}]) or "")
-
-    def _probe_empty_content(self) -> dict[str, str]:
-        """Return the content field of an assistant's message that has tool calls only.
-
-        Most templates expect no content. An empty text is for those that fail without content (ChatML, and templates without tools).
-        """
-        fails_without = not any(self._render_tool_call(arguments, {}) for arguments in _PROBE_ARGUMENTS)
-        return (
-            {"content": ""}
-            if fails_without and any(self._render_tool_call(arguments, {"content": ""}) for arguments in _PROBE_ARGUMENTS)
-            else {}
-        )
-
-    def _probe_arguments(self) -> bool:
-        """Return whether the template reads a call's arguments as an object (Qwen's, Llama's), not as JSON text (DeepSeek's)."""
-        as_object = self._probe_call(_PROBE_ARGUMENTS[0])
-        if as_object is not None and f"'{_PROBE}'" not in as_object:
-            return True
-        return self._probe_call(_PROBE_ARGUMENTS[1]) is None
-
-    def _probe_call(self, arguments: Any) -> str | None:
-        text = self._render_tool_call(arguments, self._empty_content)
-        return text if text and _PROBE in text else None
-
-    def _render_tool_call(self, arguments: Any, empty_content: dict[str, str]) -> str | None:
-        """Render a question and a tool call with `arguments`. Return None if the template fails."""
-        function = {"name": "probe", "arguments": arguments}
-        call = {"id": "probe0000", "type": "function", "function": function}
-        question = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
-        return self._try_render([question, {"role": "assistant", "tool_calls": [call], **empty_content}])
-
-    def _try_render(self, messages: list[dict[str, Any]]) -> str | None:
-        """Return the rendered messages, or None if the template refuses them."""
-        variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
+    def _try_render(self, messages: list[dict[str, Any]], with_tools: bool) -> str | None:
+        """Return the rendered messages, or None if the template refuses them. Raises PromptError if it does not end."""
+        tools = _PROBE_TOOLS if with_tools else None
+        variables = {**self._special_tokens, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return self._template.render(messages, False, variables)
-        except PromptError:
+        except PromptError as error:
+            if error.field == "chat_template":
+                raise
             return None
 
 
-def _part_text(part: Any, where: str) -> str:
-    if not isinstance(part, dict):
-        raise PromptError(where, f"must be an object with type and text, not {json_type(part)}")
-    if part.get("type") != "text":
-        raise PromptError(f"{where}.type", f"is {quote(part.get('type'))}: this model reads text only")
-    if not isinstance(part.get("text"), str):
-        raise PromptError(f"{where}.text", f"must be a string, not {json_type(part.get('text'))}")
-    text: str = part["text"]
-    return text
+def _assistant_messages(
+    message: dict[str, Any], content: Any, where: str, forms: MessageForms, budget: ArgumentBudget
+) -> list[dict[str, Any]]:
+    if "tool_calls" not in message and isinstance(content, str) and content.strip():
+        return [{**message, "content": text_in_style(content, forms.styles["assistant"])}]
+    texts = [] if content is None else read_texts(content, f"{where}.content")
+    is_empty = not any(text.strip() for text in texts)
+    if "tool_calls" not in message:
+        return [{**message, **(forms.without_calls if is_empty else {"content": _content(content, "", "assistant", forms)})}]
+    calls = normalize_calls(message["tool_calls"], f"{where}.tool_calls", forms.arguments, budget)
+    if forms.short_ids:
+        calls = [{**call, "id": short_id(call["id"])} if isinstance(call.get("id"), str) else call for call in calls]
+    if not forms.keeps_calls:
+        del message["tool_calls"]
+        return [{**message, "content": parts_in_style([*filter(None, texts), *map(write_call, calls)], forms.styles["assistant"])}]
+    message, before = {**message, "tool_calls": calls}, []
+    if not any(texts):
+        message |= forms.beside_calls if content is None else forms.beside_calls_if_empty
+    elif not forms.splits_text[any(name in message for name in REASONING_FIELDS)]:
+        message["content"] = _content(content, "", "assistant", forms)
+    else:
+        before = [] if is_empty else [{"role": "assistant", "content": _content(content, "", "assistant", forms)}]
+        message |= forms.beside_calls
+    if len(calls) == 1 or not forms.splits_calls:
+        return [*before, message]
+    first, *others = ([call] for call in calls)
+    later = {"role": "assistant", **forms.beside_calls}
+    return [*before, {**message, "tool_calls": first}, *({**later, "tool_calls": call} for call in others)]
 
 
-class _ArgumentBudget:
-    """Bound on the JSON in the strings of all tool calls of a request, which its own size does not count."""
-
-    def __init__(self) -> None:
-        self._left = MAX_OBJECTS
-
-    def spend(self, size: JsonSize) -> None:
-        """Raise PromptError once the strings have too many objects together."""
-        self._left -= size.objects
-        if self._left < 0:
-            reason = f"the arguments of the tool calls have more than {MAX_OBJECTS} JSON objects, lists and keys: send fewer"
-            raise PromptError("messages", reason)
-
-
-def _tool_calls(calls: Any, where: str, takes_object_arguments: bool, budget: _ArgumentBudget) -> list[Any]:
-    """Validate tool calls and convert their arguments. OpenAI sends a JSON string; most templates expect the object in it."""
-    if not isinstance(calls, list):
-        raise PromptError(where, f"must be a list, not {json_type(calls)}")
-    normal = []
-    for at, call in enumerate(calls):
-        if not isinstance(call, dict):
-            raise PromptError(f"{where}[{at}]", f"must be an object, not {json_type(call)}")
-        function = call.get("function")
-        if isinstance(function, dict):
-            given = function.get("arguments")
-            if isinstance(given, str) and takes_object_arguments:
-                call = {**call, "function": {**function, "arguments": _arguments(given, budget)}}
-            elif isinstance(given, dict) and not takes_object_arguments:
-                call = {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
-        normal.append(call)
-    return normal
-
-
-def _arguments(text: str, budget: _ArgumentBudget) -> Any:
-    try:
-        budget.spend(check_json(text.encode(errors="replace")))
-        value = json.loads(text) if text.strip() else {}
-    except PromptError:
-        raise
-    except (ValueError, RecursionError):
-        return text  # a model may have written invalid JSON; the template shows it unchanged
-    return value if isinstance(value, dict) else text
+def _content(content: Any, where: str, role: str, forms: MessageForms) -> Any:
+    """Return the content as a string or as parts, in the style that the template reads for the role."""
+    style = forms.styles[role] if role in forms.styles else forms.styles["user"]
+    if isinstance(content, str):
+        return text_in_style(content, style)
+    return parts_in_style(read_texts(content, where) or [""], style)
 
 
 def _check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    if tools is None:
+    if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
         raise PromptError("tools", f"must be a list, not {json_type(tools)}")
@@ -229,9 +191,3 @@ def _check_tools(tools: Any) -> list[dict[str, Any]] | None:
         if not isinstance(tool, dict):
             raise PromptError(f"tools[{at}]", f"must be an object, not {json_type(tool)}")
     return tools
-
-
-def json_type(value: Any) -> str:
-    """Return the name of a JSON value's type for error messages."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), type(value).__name__)

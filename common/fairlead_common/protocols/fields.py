@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from fairlead_common.errors import PromptError
-from fairlead_common.prompts.messages import json_type
+from fairlead_common.prompts.content_parts import json_type
 
 
 class SharedFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_common.prompts.messages import json_type
+from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
@@ -56,7 +56,7 @@ class MessagesBody(SharedFields, frozen=True, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_common.prompts.messages import json_type
+from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
@@ -65,7 +65,7 @@ class ResponsesBody(SharedFields, frozen=True, kw_only=True):
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None

@@ -183,6 +183,14 @@ async def test_a_compressed_body_is_refused_with_its_encoding_named(fleet: Fleet
     assert (await router.client.post("/v1/completions", content=b'{"prompt": "x"}', headers=plain)).status_code == 200
 
 
+async def test_a_path_with_a_slash_at_its_end_is_the_path(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    assert (await router.client.post("/v1/completions/", json={"prompt": "x"})).status_code == 200
+    assert (await router.client.get("/v1/models/")).status_code == 200
+    assert (await router.client.get("/v1/models//")).status_code == 404
+
+
 async def test_a_huge_body_is_refused_before_it_is_read(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)

@@ -1,5 +1,6 @@
 """Invalid requests get an error that names the field, and the worker continues."""
 
+import gzip
 import json
 import socket
 from typing import Any
@@ -30,7 +31,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "max_tokens": "7"}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "temperature": -0.5}, 400, "temperature", None),
         ("completions", {"prompt": "x", "temperature": "hot"}, 400, "temperature", None),
-        ("completions", {"prompt": "x", "top_p": 0}, 400, "top_p", None),
+        ("completions", {"prompt": "x", "top_p": -0.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_p": 1.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_k": -2}, 400, "top_k", None),
         ("completions", {"prompt": "x", "top_k": 2**63, "top_p": 0.9}, 400, "top_k", None),
@@ -221,6 +222,29 @@ def test_a_stop_token_that_is_none_ends_no_worker(shared: WorkerProcess) -> None
 def test_null_means_left_out(shared: WorkerProcess) -> None:
     fields = ("max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream", "logprobs", "echo", "user", "logit_bias")
     assert shared.complete(prompt="x", **dict.fromkeys(fields))["usage"]["completion_tokens"] <= 16
+
+
+def test_a_compressed_body_is_refused_by_its_encoding(shared: WorkerProcess) -> None:
+    packed = gzip.compress(b'{"model": "m", "prompt": "x"}')
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = shared.client.post(path, content=packed, headers={"content-encoding": "gzip"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+        assert answer.headers["accept-encoding"] == "identity" and "'gzip'" in answer.json()["error"]["message"]
+    plain = {"content-encoding": "identity"}
+    assert shared.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=plain).status_code == 200
+
+
+def test_a_path_with_a_slash_at_its_end_is_the_path(shared: WorkerProcess) -> None:
+    assert shared.client.get("/v1/models/").json() == shared.client.get("/v1/models").json()
+    assert shared.client.get("/v1/models/?a=/").json() == shared.client.get("/v1/models").json()
+    assert shared.client.post("/v1/completions/", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert shared.client.get("/v1/models//").status_code == 404
+
+
+def test_top_p_0_is_greedy(shared: WorkerProcess) -> None:
+    body = {"prompt": "The sea", "max_tokens": 8, "ignore_eos": True}
+    greedy = shared.complete(**body, temperature=0)["choices"][0]["text"]
+    assert shared.complete(**body, temperature=1, top_p=0, seed=3)["choices"][0]["text"] == greedy
 
 
 def test_unknown_paths_and_methods(shared: WorkerProcess) -> None:

@@ -221,6 +221,7 @@ def test_files_for_redis_reach_the_index_and_bad_ones_are_named(
     ("flag", "content", "words"),
     [
         ("--chat-template", b"{% for %}", "does not compile"),
+        ("--chat-template", b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
         ("--chat-template", b"\xff", "is no UTF-8 text"),
         ("--chat-template", None, "cannot be read: No such file"),
         ("--api-key-file", b"# none\n", "has no key"),

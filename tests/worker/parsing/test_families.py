@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.output.parsers import OutputParsers
+from fairlead_worker.api.output.tool_choice import Function, ToolUse
 from fairlead_worker.ipc.messages import Output
 from fairlead_worker.parsing.events import gather
 from fairlead_worker.parsing.families import ModelParsers, ParserOptions, select_parsers
@@ -37,7 +39,7 @@ SPECIAL = [
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
     ),
-    *("<|python_tag|>", "<|tool_call|>", "<|other|>"),
+    *("<|python_tag|>", "<|tool_call|>", "<|other|>", "<|tool_call_begin|>"),
 ]
 
 
@@ -118,6 +120,17 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
         calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
         assert (message.text, message.reasoning, calls) == (sample.text, sample.reasoning, sample.calls)
         assert choice.finish_reason == "stop" and choice.client_finish_reason == ("tool_calls" if sample.calls else "stop")
+
+
+def test_forced_calls_of_kimi_are_numbered_after_those_in_the_prompt(encoder: PromptEncoder) -> None:
+    prompt = encoder.encode_text("<|tool_call_begin|>functions.now:0 <|tool_call_begin|>functions.now:1 and then")
+    forced = ToolUse((Function("now", {}, False, "tools[0].function"),), is_required=True)
+    for name, id in (("kimi_k2", "functions.now:2"), ("hermes", "call_")):
+        create = OutputParsers(ModelParsers(name), encoder).build_parser_factory(forced.build_constraint(), forced, prompt)
+        parser = create()
+        assert parser is not None
+        (call,) = gather(parser.feed('[{"name": "now", "parameters": {}}]')).calls
+        assert call.id.startswith(id)
 
 
 def test_without_a_parser_special_tokens_are_hidden(encoder: PromptEncoder) -> None:

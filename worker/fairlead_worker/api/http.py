@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.telemetry.spans import NO_SPAN, Span
+from fairlead_common.truncate import quote
 from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.unknown_fields import HEADER, begin_request, format_header
@@ -178,17 +179,21 @@ class RequestMiddleware:
                     tenant = context.headers.get(b"x-fairlead-tenant", b"").decode("latin-1")
                     self._worker.check_queue_limit(1, tenant)  # before the body is read and tokenized
                 with self._worker.track_request():
-                    self._check_length(context)
+                    self._check_head(context)
                     await self._router(scope, context.receive, context.send)
             else:
-                self._check_length(context)
+                self._check_head(context)
                 await self._router(scope, context.receive, context.send)
         except ClientGone:
             logger.debug("client gone: request %s", context.request_id)
         except Exception as error:
             await _send_error(context, error)
 
-    def _check_length(self, context: RequestContext) -> None:
+    def _check_head(self, context: RequestContext) -> None:
+        encoding = context.headers.get(b"content-encoding", b"").strip().lower()
+        if encoding not in (b"", b"identity"):
+            message = f"the body has Content-Encoding {quote(encoding.decode('latin-1'))}; send it without one"
+            raise ApiError(415, message, code="unsupported_encoding", headers={"accept-encoding": "identity"})
         length = context.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._worker.config.limits.max_body_bytes:
             raise too_large(self._worker.config.limits.max_body_bytes)

@@ -44,7 +44,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: str | list[str] | None = None

@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 from fairlead_common.errors import PromptError
 from fairlead_common.http.origins import parse_origins
-from fairlead_common.prompts.chat_template import ChatTemplate
+from fairlead_common.prompts.messages import check_template
 
 MAX_FILE_BYTES: Final = 1 << 20
 
@@ -46,7 +46,7 @@ def _check_keys(path: str) -> str:
 def _check_template(path: str) -> str:
     if path:
         try:
-            ChatTemplate(read_file(path))
+            check_template(read_file(path))
         except PromptError as error:
             raise ValueError(error.reason.replace("the model's chat template", "it")) from None
     return path

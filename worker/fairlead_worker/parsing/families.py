@@ -16,7 +16,7 @@ from fairlead_worker.parsing.registry import (
     reasoning_plugins,
     tool_call_plugins,
 )
-from fairlead_worker.parsing.stage import Parser, PlainText, Stage, Tools, call_id, short_call_id
+from fairlead_worker.parsing.stage import NewId, Parser, PlainText, Stage, Tools, call_id, kimi_call_id, short_call_id
 
 TOOL_CALL_PARSERS = ("auto", "none", HARMONY, *CALLS)
 REASONING_PARSERS = ("auto", "none", HARMONY, *REASONING_FORMATS)
@@ -48,6 +48,10 @@ _REASONING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("think", ("</think>",)),
     ("think", ("<think>",)),
 )
+_NEW_IDS: dict[str, NewId] = {"mistral": short_call_id, "kimi_k2": kimi_call_id}
+"""Ids that a family's template prints in the next prompt have the form that the model was trained on."""
+KIMI_CALL = "<|tool_call_begin|>"
+"""The token before each call in a prompt of Kimi K2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class ParserOptions:
     required_tool: str = ""
     has_grammar: bool = False
     """True if a grammar restricts the answer after the reasoning."""
+    earlier_calls: int = 0
+    """Calls in the prompt, where ids of calls count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,9 @@ class ModelParsers:
 
     def create_parser(self, options: ParserOptions, tail: str) -> Parser:
         """Return the parser of one answer. `tail`: the end of its prompt."""
-        new_id = short_call_id if self.tool_parser == "mistral" else call_id
+        new_id = _NEW_IDS.get(self.tool_parser, call_id)
         if self.reasoning_parser == HARMONY and not options.only_calls and not options.has_grammar:
-            return Parser(harmony.Messages(), options.tools if self.tool_parser else Tools(), new_id)
+            return Parser(harmony.Messages(), options.tools if self.tool_parser else Tools(), new_id, options.earlier_calls)
         stage: Stage = PlainText()
         if options.required_tool:
             stage = NamedCall(options.required_tool)
@@ -111,7 +117,7 @@ class ModelParsers:
         format = self.reasoning_format
         if format is not None:
             stage = ReasoningStage(format, self.ends_in_reasoning(tail), stage)
-        return Parser(stage, options.tools, new_id)
+        return Parser(stage, options.tools, new_id, options.earlier_calls)
 
     def collect_markers(self) -> str:
         """Return all markup of the formats. Special tokens in it must stay visible in the decoded text."""

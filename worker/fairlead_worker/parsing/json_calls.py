@@ -11,11 +11,15 @@ import msgspec
 
 from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
-from fairlead_worker.parsing.scanner import Scanner
+from fairlead_worker.parsing.pattern import match
+from fairlead_worker.parsing.pythonic import parse_literal
+from fairlead_worker.parsing.scanner import PYTHON_OUTSIDE, Scanner
 from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
 
-_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
+_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{|null)'
 _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
+_PYTHON = r"True|False|None|'(?:[^'\\\n]|\\.)*+'"
+"""Python's words and strings, which some models write within JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,16 @@ class JsonFormat:
     markers: tuple[str, ...]
     """Each of them begins calls, anywhere in an answer."""
     head: str
-    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments), and `object` (the brace of an
-    object that holds both). Without `object`, nothing surrounds the arguments."""
+    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments, or `null` for none), `object`
+    (the brace of an object that holds both; without it, nothing surrounds the arguments), and `id` (what the call's id is made of)."""
     tail: str = ""
     """Markup between and after calls: `more` where another call begins, `close` after the last. Empty: calls end with their arguments."""
     any_object: str = ""
     """Start (`open`) of an object whose keys have another order than in `head`. Empty: not supported."""
     at_start: str = ""
     """An answer that begins with one of these characters begins with calls."""
+    only_head_at_start: bool = False
+    """True if a call without a marker must have its keys in the order of `head`, so that any other object is text at once."""
     forced: bool = False
     """True if a grammar makes the whole answer."""
 
@@ -41,17 +47,22 @@ class JsonFormat:
 
         def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             scanner, at = Scanner(), found.start("open")
-            sink.begin_call(found["name"])
-            if found.groupdict().get("object"):
+            groups = found.groupdict()
+            sink.begin_call(found["name"], groups.get("id") or "")
+            if groups.get("object"):
                 scanner.scan(text[found.start("object") : at])
+            if found["open"] == "null":
+                sink.add_arguments("{}")
+                sink.end_call()
+                return text[found.end() :], _Closing(self, scanner, next_stage) if scanner.depth else self.after_call(next_stage)
             return text[at:], _Arguments(self, scanner, scanner.depth, next_stage)
 
         def start_object(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             at = found.start("open")
-            return text[at:], _AnyObject(self, opening + text[:at], next_stage, Scanner())
+            return text[at:], _AnyObject(self, opening + text[:at], next_stage, Scanner("\"'", PYTHON_OUTSIDE))
 
         patterns: list[tuple[str, HeadHandler]] = [(self.head, start_call)]
-        if self.any_object:
+        if self.any_object and (opening or not self.only_head_at_start):
             patterns.append((self.any_object, start_object))
         return CallHead(patterns, opening, next_stage, self.forced)
 
@@ -61,7 +72,14 @@ class JsonFormat:
 
 
 JSON_CALLS: dict[str, JsonFormat] = {
-    "hermes": JsonFormat(("<tool_call>",), rf"\s*{_HEAD}", r"\s*(?:(?P<close></tool_call>)|(?P<more>\{))", r"\s*(?P<open>\{)"),
+    "hermes": JsonFormat(
+        ("<tool_call>",),
+        rf"\s*(?:<tool_call>)?\s*{_HEAD}",
+        r"\s*(?:(?P<close></tool_call>)|(?P<more>\{))",
+        r"\s*(?P<open>\{)",
+        "{",
+        only_head_at_start=True,
+    ),
     "llama3_json": JsonFormat(
         ("<|python_tag|>", "<|python_start|>"),
         rf"\s*{_HEAD}",
@@ -71,18 +89,20 @@ JSON_CALLS: dict[str, JsonFormat] = {
     ),
     "mistral": JsonFormat(
         ("[TOOL_CALLS]",),
-        rf"{_LIST_HEAD}|\s*{NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?\s*(?P<open>\{{)",
+        rf"{_LIST_HEAD}|\s*{NAME}(?:\[CALL_ID\](?P<id>\w{{1,64}}))?(?:\[ARGS\])?\s*(?P<open>\{{|null)",
         r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))",
         _LIST_ANY,
     ),
     "deepseek_v3": JsonFormat(
-        ("<｜tool▁calls▁begin｜>",),
-        rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>{NAME}\s*```json\s*(?P<open>\{{)|{NAME}<｜tool▁sep｜>\s*(?P<open>\{{))",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        r"\s*(?:<｜tool▁calls▁begin｜>)?\s*(?:<｜tool▁call▁begin｜>){0,2}"
+        rf"(?:function<｜tool▁sep｜>{NAME}\s*(?:```json)?\s*(?P<open>\{{|null)|{NAME}<｜tool▁sep｜>\s*(?P<open>\{{|null))",
         r"\s*(?:```\s*)?<｜tool▁call▁end｜>\s*(?:(?P<more><｜tool▁call▁begin｜>)|(?P<close><｜tool▁calls▁end｜>))",
     ),
     "kimi_k2": JsonFormat(
-        ("<|tool_calls_section_begin|>",),
-        r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^\s:<>|]{1,256}):\d{1,6}\s*<\|tool_call_argument_begin\|>\s*(?P<open>\{)",
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        r"\s*(?:<\|tool_calls_section_begin\|>)?\s*(?:<\|tool_call_begin\|>){0,2}\s*(?:functions\.)?(?P<name>[^\s:<>|]{1,256}):(?P<id>\d{1,6})"
+        r"\s*(?:<\|tool_call_argument_begin\|>){1,2}\s*(?P<open>\{|null)",
         r"\s*<\|tool_call_end\|>\s*(?:(?P<more><\|tool_call_begin\|>)|(?P<close><\|tool_calls_section_end\|>))",
     ),
     "granite": JsonFormat(
@@ -164,6 +184,14 @@ class _Arguments:
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text, self.depth)
         sink.add_arguments(text[:used])
+        if not ended and used < len(text):
+            python = match(_PYTHON, text[used:], partial=not final)
+            if python is not None and python.partial:
+                return text[used:], self
+            value = parse_literal(python[0]) if python is not None else None
+            if python is not None and (value is not None or python[0] == "None"):
+                sink.add_arguments(msgspec.json.encode(value).decode())
+                return text[used + python.end() :], self
         if ended:
             sink.end_call()
             if self.depth:
@@ -218,19 +246,24 @@ class _AnyObject:
 
 def _parse_call(written: str) -> tuple[str, str] | None:
     """Return (name, arguments) of an object, or None if it is no call."""
-    try:
-        value = msgspec.json.decode(written)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
+    value = _decode(written)
     if not isinstance(value, dict):
         return None
     given = value["function"] if isinstance(value.get("function"), dict) else value
-    name, arguments = given.get("name"), given.get("arguments", given.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+    name, arguments = given.get("name"), given.get("arguments", given.get("parameters"))
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = _decode(arguments)
+        if arguments is None:
             return None
+    arguments = arguments or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
     return name, msgspec.json.encode(arguments).decode()
+
+
+def _decode(written: str) -> Any:
+    """Return the value of a JSON text, or of one that Python writes, as some models do; None for anything else."""
+    try:
+        return msgspec.json.decode(written)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return parse_literal(written)

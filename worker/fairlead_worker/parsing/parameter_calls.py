@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import regex
 
 from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import NAME, CallHead
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap
+from fairlead_worker.parsing.pythonic import parse_literal
+from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap, find_marker
 
 _TEXT = frozenset({"string"})
 _KINDS: dict[type, frozenset[str]] = {
@@ -35,6 +37,10 @@ class ParameterFormat:
     value_end: str
     tail: str = ""
     """Markup after a call: `more` where another call begins, `close` after the last. Empty: calls end with `end`."""
+    next_parameter: str = ""
+    """The start of a parameter's tag. With a name of the tool's parameters it ends a value that has no `value_end`."""
+    closers: tuple[str, ...] = ()
+    """Tags that end a call. They end such a value if the answer ends after them, or another call begins."""
     at_start: str = ""
 
     def stage(self, opening: str, next_stage: Stage) -> Stage:
@@ -52,33 +58,44 @@ class ParameterFormat:
 
 PARAMETER_CALLS: dict[str, ParameterFormat] = {
     "qwen3_coder": ParameterFormat(
-        ("<tool_call>",),
-        rf"\s*<function={NAME}>",
-        r"\s*(?:<parameter=(?P<key>[^>\n]{1,256})>|(?P<end></function>))",
+        ("<tool_call>", "<function="),
+        rf"\s*(?:<tool_call>)?\s*(?:<function=)?{NAME}>",
+        r"\s*(?:</parameter>)?\s*(?:<parameter=(?P<key>[^>\n]{1,256})>|(?P<end></function>|(?=</tool_call>)))",
         "</parameter>",
-        r"\s*(?:(?P<close></tool_call>)|(?P<more><function=))",
+        r"\s*(?:</function>)?\s*(?:(?P<close></tool_call>)|(?P<more><function=))",
+        "<parameter=",
+        ("</function>", "</tool_call>"),
     ),
     "glm45": ParameterFormat(
         ("<tool_call>",),
-        rf"\s*{NAME}\s*(?P<rest><)",
-        r"\s*(?:<arg_key>(?P<key>[^<]{1,256})</arg_key>\s*<arg_value>|(?P<end></tool_call>))",
+        rf"\s*(?:<tool_call>)?\s*{NAME}\s*(?P<rest><)",
+        r"\s*(?:</arg_value>)?\s*(?:<arg_key>(?P<key>[^<]{1,256})(?:</arg_key>)?\s*<arg_value>|(?P<end></tool_call>))",
         "</arg_value>",
+        "",
+        "<arg_key>",
+        ("</tool_call>",),
     ),
     "minimax_m2": ParameterFormat(
-        ("<minimax:tool_call>",),
-        rf'\s*<invoke name="{NAME}">',
-        r'\s*(?:<parameter name="(?P<key>[^">]{1,256})">|(?P<end></invoke>))',
+        ("<minimax:tool_call>", '<invoke name="'),
+        rf'\s*(?:<minimax:tool_call>)?\s*(?:<invoke name=")?{NAME}">',
+        r'\s*(?:</parameter>)?\s*(?:<parameter name="(?P<key>[^">]{1,256})">|(?P<end></invoke>|(?=</minimax:tool_call>)))',
         "</parameter>",
-        r"\s*(?:(?P<close></minimax:tool_call>)|(?P<more><invoke ))",
+        r"\s*(?:</invoke>)?\s*(?:(?P<close></minimax:tool_call>)|(?P<more><invoke ))",
+        '<parameter name="',
+        ("</invoke>", "</minimax:tool_call>"),
     ),
     "deepseek_v32": ParameterFormat(
-        ("<｜DSML｜function_calls>",),
-        rf'\s*<｜DSML｜invoke name="{NAME}">',
-        r'\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})" string="(?P<string>true|false)">|(?P<end></｜DSML｜invoke>))',
+        ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="'),
+        rf'\s*(?:<｜DSML｜function_calls>)?\s*(?:<｜DSML｜invoke name=")?{NAME}">',
+        r'\s*(?:</｜DSML｜parameter>)?\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})" string="(?P<string>true|false)">'
+        r"|(?P<end></｜DSML｜invoke>|(?=</｜DSML｜function_calls>)))",
         "</｜DSML｜parameter>",
-        r"\s*(?:(?P<close></｜DSML｜function_calls>)|(?P<more><｜DSML｜invoke ))",
+        r"\s*(?:</｜DSML｜invoke>)?\s*(?:(?P<close></｜DSML｜function_calls>)|(?P<more><｜DSML｜invoke ))",
+        '<｜DSML｜parameter name="',
+        ("</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
     ),
 }
+"""Models leave out the tags around a call, or the end of a value or a call, or double them. So the first tag of a call is a marker too."""
 
 
 @dataclass(slots=True)
@@ -99,7 +116,7 @@ class _Parameters:
         if found.partial:
             return ("" if final else text), self
         groups = found.groupdict()
-        if groups["end"]:
+        if groups["key"] is None:
             sink.add_arguments("{}" if self.separator == "{" else "}")
             sink.end_call()
             return text[found.end() :], self.format.after_call(self.next_stage)
@@ -108,7 +125,53 @@ class _Parameters:
         kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
         sink.add_arguments(f"{self.separator}{_to_json(key)}: ")
         self.separator = ", "
-        return text[found.end() :], _Text(self) if kinds == _TEXT else _Value(self, kinds)
+        opening = found[0][found[0].rindex("<") :]
+        return text[found.end() :], _Doubled(opening, _Text(self) if kinds == _TEXT else _Value(self, kinds))
+
+    def find_end(self, text: str, start: int, final: bool, kinds: frozenset[str] = _TEXT) -> tuple[int, str | None]:
+        """Return (end of a parameter's value, the text after it), or (end of what certainly belongs to the value, None)."""
+        format = self.format
+        tags = tuple(filter(None, (format.value_end, format.next_parameter, *format.closers)))
+        while True:
+            found, tag = find_marker(text[start:], tags)
+            if not tag:
+                return (len(text), None) if final else (_before_breaks(text, len(text) - count_overlap(text, tags)), None)
+            at = start + found
+            if tag == format.value_end:
+                return at, text[at + len(tag) :]
+            ends = self._ends_at(text[at:], tag, final, kinds)
+            if ends is None:
+                return _before_breaks(text, at), None
+            if ends:
+                return _before_breaks(text, at), text[at:]
+            start = at + 1
+
+    def _ends_at(self, text: str, tag: str, final: bool, kinds: frozenset[str]) -> bool | None:
+        """Return whether a value without its own end ends at the tag. None: the text that follows decides."""
+        if tag == self.format.next_parameter:
+            # The rest of the tag may be torn: then the call ends here, unfinished, and its markup is no value.
+            found = match(rf'{regex.escape(tag)}(?P<key>[^"<>\n]{{1,256}})["<>\n]', text, partial=not final)
+            if found is None or found.partial:
+                return None if found else False
+            may_be_text = not kinds or "string" in kinds
+            return not may_be_text or found["key"].strip() in _properties(self.schema)
+        closers, markers = ("|".join(map(regex.escape, tags)) for tags in (self.format.closers, self.format.markers))
+        found = match(rf"(?:(?:{closers})\s*){{1,4}}(?:{markers}{'|$' if final else ''})", text, partial=not final)
+        return None if found and found.partial else found is not None
+
+
+@dataclass(slots=True)
+class _Doubled:
+    """The start of a value, where the tag before it may be repeated."""
+
+    opening: str
+    value: Stage
+    is_reasoning = False
+
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
+        if not final and self.opening.startswith(text):
+            return text, self
+        return text.removeprefix(self.opening), self.value
 
 
 @dataclass(slots=True)
@@ -120,20 +183,18 @@ class _Text:
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
-        end = self.parameters.format.value_end
         if not self.started:
             if not text or (text == "\n" and not final):
                 return text, self
             self.started = True
             sink.add_arguments('"')
             text = text.removeprefix("\n")
-        at = text.find(end)
-        if at >= 0:
-            sink.add_arguments(_to_json(text[:at].removesuffix("\n"))[1:-1] + '"')
-            return text[at + len(end) :], self.parameters
-        keep = 0 if final else count_overlap(text, (f"\n{end}", end))
-        sink.add_arguments(_to_json(text[: len(text) - keep])[1:-1])
-        return text[len(text) - keep :], self
+        end, rest = self.parameters.find_end(text, 0, final)
+        if rest is None:
+            sink.add_arguments(_to_json(text[:end])[1:-1])
+            return text[end:], self
+        sink.add_arguments(_to_json(text[:end].removesuffix("\n"))[1:-1] + '"')
+        return rest, self.parameters
 
 
 @dataclass(slots=True)
@@ -147,22 +208,31 @@ class _Value:
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
-        end = self.parameters.format.value_end
-        at = text.find(end, max(0, self.seen - len(end)))
-        self.seen = len(text)
-        if at >= 0:
-            sink.add_arguments(_convert(text[:at], self.kinds))
-            return text[at + len(end) :], self.parameters
+        end, rest = self.parameters.find_end(text, self.seen, final, self.kinds)
+        if rest is not None:
+            sink.add_arguments(_convert(text[:end], self.kinds))
+            return rest, self.parameters
+        self.seen = end
         if final:
             sink.add_arguments(text)  # incomplete, but not dropped
             return "", self
         return text, self
 
 
+def _before_breaks(text: str, end: int) -> int:
+    """Return the end of a text without its last line breaks, which may belong to a tag."""
+    return len(text[:end].rstrip("\n"))
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    """Return the schemas of a tool's parameters by name."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
 def find_kinds(schema: Any, key: str) -> frozenset[str]:
     """Return the JSON types that a parameter schema allows for `key`, or an empty set if it declares none."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    declared = properties.get(key) if isinstance(properties, dict) else None
+    declared = _properties(schema).get(key)
     branches = next((declared[name] for name in ("anyOf", "oneOf") if declared.get(name)), None) if isinstance(declared, dict) else None
     each = [_declared_kinds(branch) for branch in (branches if isinstance(branches, list) else [declared])]
     return frozenset().union(*each) if all(each) else frozenset()
@@ -176,8 +246,11 @@ def _declared_kinds(schema: Any) -> frozenset[str]:
     return _TEXT if isinstance(values, list) and all(isinstance(value, str) for value in values) else frozenset()
 
 
+_NESTED = frozenset({"array", "object"})
+
+
 def _convert(text: str, kinds: frozenset[str]) -> str:
-    """Return a value as JSON: unchanged if it is JSON of an allowed type, also with Python's words (`True`, `None`), else as a string.
+    """Return a value as JSON: unchanged if it is JSON of an allowed type, also as Python writes it, else as a string.
 
     An optional string (a schema of string or null) is a string even if it reads as a number.
     """
@@ -186,7 +259,10 @@ def _convert(text: str, kinds: frozenset[str]) -> str:
     try:
         value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _string_to_json(text)
+        value = parse_literal(bare) if bare[:1] in ("[", "{") and (not kinds or kinds & _NESTED) else None
+        if not isinstance(value, list | dict):
+            return _string_to_json(text)
+        bare = msgspec.json.encode(value).decode()
     return _string_to_json(text) if "string" in kinds and not kinds & _KINDS[type(value)] else bare
 
 

@@ -80,6 +80,16 @@ def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
     return calls
 
 
+def parse_literal(written: str) -> Any:
+    """Return the JSON value of a Python literal, in which JSON's words are allowed too; None for anything else."""
+    try:
+        value = _parse_literal(ast.parse(written, mode="eval").body)
+        msgspec.json.encode(value)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError):
+        return None
+    return value
+
+
 def _parse_literal(node: ast.expr) -> Any:
     """Return the value of a literal. JSON's `true`, `false` and `null` are allowed too."""
     match node:

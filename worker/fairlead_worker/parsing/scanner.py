@@ -2,6 +2,8 @@
 
 _OUTSIDE = frozenset('{}[]:,"0123456789+-.eEtrufalsn \t\r\n')
 """All characters that JSON has outside strings."""
+PYTHON_OUTSIDE = _OUTSIDE | frozenset("'TFNo")
+"""The same for JSON in which a model wrote Python's strings, True, False or None."""
 
 
 class Scanner:

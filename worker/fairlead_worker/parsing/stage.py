@@ -23,25 +23,36 @@ class Tools:
     """Allow one call at most (`parallel_tool_calls: false`)."""
 
 
-def call_id() -> str:
+NewId = Callable[[str, int, str], str]
+"""Returns the id of a call from its function's name, its number in the conversation, and what the model wrote as its id, or ""."""
+
+
+def call_id(name: str, number: int, written: str) -> str:
     """Return an id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
-def short_call_id() -> str:
+def short_call_id(name: str, number: int, written: str) -> str:
     """Return an id of nine letters or digits, the only format that Mistral's templates accept."""
-    return secrets.token_hex(5)[:9]
+    return written if len(written) == 9 and written.isascii() and written.isalnum() else secrets.token_hex(5)[:9]
+
+
+def kimi_call_id(name: str, number: int, written: str) -> str:
+    """Return an id as Kimi K2 writes it and reads it in the next prompt: `functions.NAME:NUMBER`."""
+    return f"functions.{name}:{int(written) if written.isdecimal() else number}"
 
 
 class EventSink:
     """Collects the events of the stages. Whitespace between text, reasoning and calls belongs to none of them."""
 
-    def __init__(self, tools: Tools, new_id: Callable[[], str] = call_id) -> None:
+    def __init__(self, tools: Tools, new_id: NewId = call_id, earlier_calls: int = 0) -> None:
         self.tools = tools
         self.num_calls = 0
         self.num_complete_calls = 0
         """Calls whose arguments are complete and valid JSON."""
         self._new_id = new_id
+        self._earlier_calls = earlier_calls
+        self._ids: set[str] = set()
         self._events: list[Event] = []
         self._blank = ""
         """Whitespace after text, which is dropped if a call follows."""
@@ -77,10 +88,16 @@ class EventSink:
         """Mark the end of the reasoning."""
         self._strip_leading = True
 
-    def begin_call(self, name: str) -> None:
-        """Start a call of a tool in `tools`."""
+    def begin_call(self, name: str, written_id: str = "") -> None:
+        """Start a call of a tool in `tools`. `written_id`: what the model wrote as its id."""
         self._blank, self._strip_leading, self._arguments = "", True, []
-        self._events.append(CallStart(self.num_calls, self._new_id(), name))
+        number = self._earlier_calls + self.num_calls
+        id = self._new_id(name, number, written_id)
+        while id in self._ids:  # a model may write one twice, and clients find a call by its id
+            id = self._new_id(name, number, "")
+            number += 1
+        self._ids.add(id)
+        self._events.append(CallStart(self.num_calls, id, name))
         self.num_calls += 1
 
     def add_arguments(self, text: str) -> None:
@@ -127,10 +144,10 @@ class PlainText:
 class Parser:
     """Implements `events.AnswerParser` with stages."""
 
-    def __init__(self, stage: Stage, tools: Tools, new_id: Callable[[], str] = call_id) -> None:
+    def __init__(self, stage: Stage, tools: Tools, new_id: NewId = call_id, earlier_calls: int = 0) -> None:
         self.reasoning_tokens = 0
         self._stage = stage
-        self._sink = EventSink(tools, new_id)
+        self._sink = EventSink(tools, new_id, earlier_calls)
         self._held = ""
 
     @property

@@ -7,8 +7,8 @@ question about the weather). llama.cpp writes tools into the prompt for such tem
 from typing import Final
 
 _REWRITE: Final = """\
-{%- if tools %}
-{%- set instructions %}
+{%- if tools or messages | selectattr('tool_calls', 'defined') | list %}
+{%- set instructions %}{% if tools %}
 You may call these functions:
 <tools>
 {% for tool in tools %}
@@ -19,7 +19,7 @@ For each call, write a JSON object with the function's name and arguments within
 <tool_call>
 {"name": "function", "arguments": {"key": "value"}}
 </tool_call>
-{% endset %}
+{% endif %}{% endset %}
 {%- set rewritten = namespace(messages=[], text='') %}
 {%- set as_text = (messages[0].content or '') is string %}
 {%- for message in messages %}

@@ -193,7 +193,11 @@ class Connection(HttpToolsProtocol):
         if b"#" in self.url:
             self._refuse(400, FRAGMENT, "bad_request")
             return
-        if self._limiter.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
+        path, mark, query = self.url.partition(b"?")
+        if path.endswith(b"/") and path != b"/":  # some clients join a base URL and a path so
+            path = path[:-1]
+            self.url = path + mark + query
+        if self._limiter.is_full_for(unquote(path.decode("latin-1"))):
             message = f"this worker has the maximum number of connections ({self._limiter.max_connections}, --limits max_connections)"
             self._refuse(503, message, "too_many_connections")
             return

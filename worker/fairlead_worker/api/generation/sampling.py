@@ -24,6 +24,8 @@ MAX_BIAS = 100
 """OpenAI's bounds: at either end, a token is practically banned or forced."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat may continue to the end of the context."""
+MIN_TOP_P = 1e-9
+"""Stands for 0, which OpenAI allows: only the most probable token stays."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Odd and far from small multiples, so that the choice seeds of nearby seeds do not collide (splitmix64's golden ratio)."""
 
@@ -110,7 +112,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
     base = Sampling(
         max_tokens=0,
         temperature=_value_or_default(request.temperature, defaults, "temperature", 1.0),
-        top_p=_value_or_default(request.top_p, defaults, "top_p", 1.0),
+        top_p=max(MIN_TOP_P, _value_or_default(request.top_p, defaults, "top_p", 1.0)),
         top_k=max(0, int(_value_or_default(request.top_k, defaults, "top_k", 0))),
         min_p=_value_or_default(request.min_p, defaults, "min_p", 0.0),
         min_tokens=min_tokens,

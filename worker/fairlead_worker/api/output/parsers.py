@@ -11,7 +11,7 @@ from fairlead_worker.api.output.thinking_markers import find_thinking_markers
 from fairlead_worker.api.output.tool_choice import ToolUse
 from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
 from fairlead_worker.ipc.messages import ThinkingBudget
-from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOptions
+from fairlead_worker.parsing.families import KIMI_CALL, TAIL_TOKENS, ModelParsers, ParserOptions
 from fairlead_worker.parsing.stage import Parser, Tools
 
 ANY_OBJECT = '{"type":"object"}'
@@ -27,6 +27,7 @@ class OutputParsers:
         self.visible_special_tokens = encoder.find_special_tokens(parser_selection.collect_markers())
         """Special tokens that the parsers look for."""
         self._model_parsers, self._encoder = parser_selection, encoder
+        self._call_tokens = encoder.find_special_tokens(KIMI_CALL) if parser_selection.tool_parser == "kimi_k2" else frozenset()
         self._thinking_markers, self.budget_problem = find_thinking_markers(parser_selection, encoder)
         """`budget_problem`: why this model takes no thinking budget; empty: it does."""
 
@@ -66,7 +67,13 @@ class OutputParsers:
         """Return a function that creates a parser for each answer to `prompt`. It returns None if the whole answer is text."""
         constrained = constraint is not None and constraint.kind != "structural_tag"
         may_call = tool_use.is_required or constraint is None or constraint.kind not in _NO_CALLS
-        options = ParserOptions(tool_use.tools if may_call else Tools(), tool_use.is_required, tool_use.required_function, constrained)
+        options = ParserOptions(
+            tools=tool_use.tools if may_call else Tools(),
+            only_calls=tool_use.is_required,
+            required_tool=tool_use.required_function,
+            has_grammar=constrained,
+            earlier_calls=sum(map(prompt.count, self._call_tokens)),
+        )
         if not self._model_parsers.needs_parser(options):
             return lambda: None
         tail = self._tail(prompt)

@@ -1,0 +1,318 @@
+"""Whatever a model answered and a client sends back renders, without loss and without Python's own writing, as transformers renders it."""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.common.chat_templates import OWN, REAL
+from tokenizers import Tokenizer, models
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
+from fairlead_worker.parsing.tool_template import build_tool_template
+
+Message = dict[str, Any]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+TOOLS = [{"type": "function", "function": {"name": "forecast", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+ABSENT = object()
+ASKED, ANSWERED, NEXT = ({"role": role, "content": text} for role, text in (("user", "Ask"), ("assistant", "Said"), ("user", "Then")))
+PLAIN = [ASKED, ANSWERED, NEXT]
+AS_PARTS = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in PLAIN]
+EMPTY_ARGUMENTS = (ABSENT, None, "", "  ", "null", '""', "{}", {})
+BROKEN_ARGUMENTS = (
+    '{"h": "Harb',
+    '{"h": ["Harb',
+    '{"h": "Harb"} trailing',
+    "Harb",
+    '["Harb"]',
+    '"Harb"',
+    '{"h": "Harb", "b": tr',
+    '"{\\"h\\": \\"Harb',
+)
+SIGNS = ("'type'", "'text'", "[{'", "'h':", "['", "None", "Undefined")
+"""Signs of Python's writing of the values in these conversations."""
+
+
+def call(arguments: Any = '{"h": "Harb"}', id: str = "abcdefg12", name: str = "tide") -> Message:
+    return {"id": id, "type": "function", "function": {"name": name} | ({} if arguments is ABSENT else {"arguments": arguments})}
+
+
+def talk(arguments: Any = '{"h": "Harb"}', result: Any = "High", id: str = "abcdefg12", **said: Any) -> list[Message]:
+    """Return a conversation with a call. `said`: fields of its message; ABSENT leaves one out."""
+    message = {"role": "assistant", "content": None, "tool_calls": [call(arguments, id)], **said}
+    message = {key: value for key, value in message.items() if value is not ABSENT}
+    return [ASKED, message, {"role": "tool", "tool_call_id": id, "content": result}, ANSWERED, NEXT]
+
+
+def parts(text: str) -> list[Message]:
+    return [{"type": "text", "text": text}]
+
+
+def in_transformers(source: str, messages: list[Message], tools: Any = None) -> str | None:
+    """Return transformers' rendering, or None if the template refuses the messages."""
+    try:
+        return render_jinja_template([messages], tools=tools, chat_template=source, add_generation_prompt=True, **SPECIAL)[0][0]
+    except Exception:  # a template raises anything
+        return None
+
+
+def encoder_for(source: str) -> PromptEncoder:
+    """Return the encoder that router and worker have for a model with this template."""
+    return PromptEncoder(
+        PromptFormat(
+            tokenizer_json=Tokenizer(models.BPE()).to_str(),
+            tokenizer_digest="t",
+            model_digest="m",
+            model_names=["m"],
+            block_tokens=16,
+            max_model_len=64,
+            chat_template=source,
+            tool_template=build_tool_template(source),
+            special_tokens=SPECIAL,
+        )
+    )
+
+
+def render(encoder: PromptEncoder, messages: list[Message], tools: Any = None) -> str:
+    return encoder.render_chat(messages, tools, True)
+
+
+def check(encoder: PromptEncoder, messages: list[Message], *texts: str) -> None:
+    """Require that the messages render with their texts, with tools and without."""
+    for tools in (None, TOOLS):
+        if not serves(encoder, tools):
+            continue
+        output = render(encoder, messages, tools)
+        assert not [text for text in texts if text not in output], (messages, output)
+        assert not find_python(output, encoder.format.chat_template), (messages, output)
+
+
+def serves(encoder: PromptEncoder, tools: Any) -> bool:
+    """Return False for a template that needs variables of its own, as of another program. Transformers cannot render it either."""
+    try:
+        render(encoder, PLAIN, tools)
+    except PromptError:
+        assert not any(in_transformers(encoder.format.chat_template, each, tools) for each in (PLAIN, AS_PARTS))
+        return False
+    return True
+
+
+def find_python(output: str, source: str) -> list[str]:
+    """Return the signs of Python's writing in a prompt. A list in a call that is written as Python is right."""
+    return [sign for sign in SIGNS if sign in output and sign not in source and not (sign == "['" and "h=['" in output)]
+
+
+def encoders() -> Iterator[Any]:
+    for name, source in OWN.items():
+        yield pytest.param(source, id=name)
+    for path in REAL:
+        yield pytest.param(path, id=path.stem[-60:])
+
+
+@pytest.fixture(params=encoders(), scope="module")
+def encoder(request: pytest.FixtureRequest) -> PromptEncoder:
+    source = request.param.read_text(encoding="utf-8") if isinstance(request.param, Path) else request.param
+    try:
+        return encoder_for(source)
+    except PromptError as error:
+        assert in_transformers(source, PLAIN) is None
+        pytest.skip(str(error))
+
+
+def test_an_empty_optional_field_is_no_field(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    expected = {in_transformers(encoder.format.chat_template, each) for each in (PLAIN, AS_PARTS)}
+    for key in ("tool_calls", "annotations", "function_call", "audio", "refusal", "name", "reasoning_details"):
+        for value in ([], None):
+            output = render(encoder, [ASKED, {**ANSWERED, key: value}, {**NEXT, key: value}])
+            assert output == render(encoder, PLAIN) and output in expected, key
+
+
+def test_a_result_in_parts_is_its_text(encoder: PromptEncoder) -> None:
+    for result in (parts("High"), ["High"], [{"type": "output_text", "text": "High"}], [*parts("It is"), *parts("High")]):
+        check(encoder, talk(result=result), "tide", "Harb", "High", "Said", "Then")
+
+
+def test_parts_of_any_role_are_text(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    assert render(encoder, AS_PARTS) == render(encoder, PLAIN)
+    two = render(encoder, [{**each, "content": [*parts(each["content"]), *parts("More")]} for each in PLAIN])
+    assert all(text in two for text in ("Ask", "Said", "Then", "More")) and not find_python(two, encoder.format.chat_template)
+    told = [{"role": "system", "content": "Be brief"}, *PLAIN]
+    try:
+        expected = render(encoder, told)
+    except PromptError:
+        return  # it has no system messages
+    assert render(encoder, [{**told[0], "content": parts("Be brief")}, *PLAIN]) == expected
+
+
+def test_every_kind_of_text_is_read(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    kinds = (("input_text", "text"), ("output_text", "text"), ("refusal", "refusal"), ("thinking", "thinking"))
+    for content in ([{"type": kind, field: "Said"}] for kind, field in kinds):
+        assert render(encoder, [ASKED, {**ANSWERED, "content": content}, NEXT]) == render(encoder, PLAIN)
+    assert render(encoder, [{**each, "content": [each["content"]]} for each in PLAIN]) == render(encoder, PLAIN)
+    thoughts = [{"type": "thinking", "thinking": parts("Said")}]
+    assert render(encoder, [ASKED, {**ANSWERED, "content": thoughts}, NEXT]) == render(encoder, PLAIN)
+    assert render(encoder, [ASKED, {"role": "assistant", "content": None, "refusal": "Said"}, NEXT]) == render(encoder, PLAIN)
+
+
+def test_a_call_without_text_is_kept(encoder: PromptEncoder) -> None:
+    for content in (ABSENT, None, "", [], parts("")):
+        check(encoder, talk(content=content), "Ask", "tide", "Harb", "High", "Said", "Then")
+
+
+def test_a_call_is_rendered_as_transformers_renders_it(encoder: PromptEncoder) -> None:
+    """In one of the forms that transformers' users may give it, where one of them keeps the call and its result."""
+    forms = [
+        [{**each, "content": parts(each["content"])} if style and isinstance(each.get("content"), str) else each for each in form]
+        for style in (False, True)
+        for arguments in ({"h": "Harb"}, '{"h": "Harb"}')
+        for content in (ABSENT, None, "")
+        for form in [talk(arguments, content=content)]
+    ]
+    for tools in (None, TOOLS):
+        outputs = [in_transformers(encoder.format.chat_template, form, tools) for form in forms]
+        expected = [text for text in outputs if text and "tide" in text and "High" in text and not find_python(text, "")]
+        native = not tools or not encoder.format.tool_template
+        assert not expected or not native or render(encoder, talk(), tools) in expected
+
+
+def test_no_arguments_are_an_empty_object(encoder: PromptEncoder) -> None:
+    for arguments in EMPTY_ARGUMENTS:
+        check(encoder, talk(arguments), "Ask", "tide", "High", "Said", "Then")
+        if serves(encoder, None):
+            assert render(encoder, talk(arguments)) == render(encoder, talk("{}")), arguments
+
+
+def test_what_a_model_wrote_as_arguments_renders(encoder: PromptEncoder) -> None:
+    for arguments in BROKEN_ARGUMENTS:
+        check(encoder, talk(arguments), "Ask", "tide", "Harb", "High", "Said", "Then")
+
+
+def test_every_answer_with_calls_can_be_sent_back(encoder: PromptEncoder) -> None:
+    for content in (None, "Look", parts("Look")):
+        for thought in ({}, {"reasoning_content": "Hm"}, {"reasoning": "Hm"}):
+            messages = talk(content=content, **thought)
+            check(encoder, messages, "tide", "Harb", "High", "Said", "Then")
+            messages[1]["tool_calls"] = [call(), call('{"h": "Quay"}', "abcdefg13", "wind")]
+            messages.insert(3, {"role": "tool", "tool_call_id": "abcdefg13", "content": "Calm"})
+            check(encoder, messages, "tide", "Harb", "High", "wind", "Quay", "Calm", "Said", "Then")
+
+
+def test_the_result_of_each_call_follows_it_where_a_message_has_one_call() -> None:
+    """Gpt-oss names the last call at each result, and Llama 3.1 refuses two calls in a message."""
+    messages = talk(tool_calls=[call(), call('{"h": "Quay"}', "abcdefg13", "wind")], content="Look")
+    messages[2:3] = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in (("abcdefg13", "Calm"), ("abcdefg12", "High"))]
+    output = render(own_encoder("one call"), messages)
+    assert [word for word in output.replace("<", " ").replace(">", " ").split() if word in ("tide", "High", "wind", "Calm", "Said")] == [
+        "tide",
+        "High",
+        "wind",
+        "Calm",
+        "Said",
+    ]
+    kept = render(own_encoder("object"), messages)
+    assert kept.index("wind") < kept.index("Calm") < kept.index("High")
+
+
+def test_an_answer_without_text_can_be_sent_back(encoder: PromptEncoder) -> None:
+    for said in ({"content": ""}, {"content": None}, {}, {"content": []}, {"content": None, "reasoning_content": "Hm"}):
+        check(encoder, [ASKED, {"role": "assistant", **said}, NEXT], "Ask", "Then")
+
+
+def test_another_servers_ids_are_taken(encoder: PromptEncoder) -> None:
+    check(encoder, talk(id="call_0123456789abcdef"), "tide", "Harb", "High", "Said", "Then")
+
+
+_CONTENT = st.sampled_from([ABSENT, None, "", [], "Look", parts("Look"), ["Look"]])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("ab{\"'", max_size=4),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.just("h"), each),
+    max_leaves=5,
+)
+
+
+@cache
+def own_encoder(kind: str) -> PromptEncoder:
+    return encoder_for(OWN[kind])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(OWN)), _CONTENT, _VALUES, st.integers(0, 12), st.booleans())
+def test_any_answer_cut_anywhere_can_be_sent_back(kind: str, content: Any, value: Any, cut: int, thinks: bool) -> None:
+    written = json.dumps({"h": value})
+    said = {"content": content} | ({"reasoning": "Hm"} if thinks else {})
+    messages = talk(written[: max(0, len(written) - cut)], parts("High"), **said)
+    for tools in (None, TOOLS):
+        output = render(own_encoder(kind), messages, tools)
+        assert all(text in output for text in ("Ask", "tide", "High", "Said", "Then"))
+
+
+@pytest.mark.parametrize(
+    ("field", "content"),
+    [
+        ("content[0].type", [{"type": "image_url", "image_url": {}}]),
+        ("content[0].text", [{"type": "input_text", "text": None}]),
+        ("content[0]", [5]),
+        ("content", 5),
+    ],
+)
+def test_other_content_is_refused_by_name(field: str, content: Any) -> None:
+    for role in ("user", "assistant"):
+        with pytest.raises(PromptError) as refusal:
+            render(own_encoder("object"), [{"role": role, "content": content}])
+        assert refusal.value.field == f"messages[0].{field}"
+
+
+@pytest.mark.parametrize(
+    ("field", "given_call"),
+    [("", 5), (".function", {"id": "a"}), (".function", {"function": "f"}), (".function.name", {"function": {"name": 5}})],
+)
+def test_a_call_that_is_none_is_refused_by_name(field: str, given_call: Any) -> None:
+    with pytest.raises(PromptError) as refusal:
+        render(own_encoder("object"), talk(tool_calls=[given_call]))
+    assert refusal.value.field == f"messages[1].tool_calls[0]{field}"
+
+
+@pytest.mark.parametrize("id", [5, [1], {"a": 1}, None, ""])
+@pytest.mark.parametrize("kind", ["one call", "object"])
+def test_ids_of_any_type_render(kind: str, id: Any) -> None:
+    messages = talk(tool_calls=[call(id=id), call(id=id, name="wind")])
+    messages[2]["tool_call_id"] = id
+    assert all(text in render(own_encoder(kind), messages) for text in ("tide", "wind", "High", "Then"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% if tools %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ (range(99999) | list * 99999) | length }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused_at_the_start(source: str) -> None:
+    with pytest.raises(PromptError, match=r"does not end.*--chat-template") as refusal:
+        encoder_for(source)
+    assert refusal.value.field == "chat_template"
+
+
+def test_a_conversation_on_which_a_template_does_not_end_is_refused() -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    encoder = encoder_for(
+        f"{{% for m in messages %}}{{{{ m.content }}}}{{% if 'forever' in (m.content or '') %}}{loop}{{% endif %}}{{% endfor %}}"
+    )
+    with pytest.raises(PromptError, match="does not end"):
+        render(encoder, [{"role": "user", "content": "forever"}])
+    assert render(encoder, [{"role": "user", "content": "once"}] * 2000) == "once" * 2000

@@ -1,0 +1,171 @@
+"""Slips that models are known for: tags left out or doubled, Python's words, no arguments. Each call that an answer reports is right."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from tests.worker.parsing.samples import SAMPLES, SCHEMAS, Sample
+
+from fairlead_worker.parsing.events import Message, gather
+from fairlead_worker.parsing.families import ModelParsers, ParserOptions
+from fairlead_worker.parsing.stage import Tools
+
+TAG = re.compile(r"(?!</b>)</?[^<>\s]*(?: [^<>]*)?>|\[/?[A-Z_]+\]|```(?:json)?")
+OPTIONS = ParserOptions(Tools({**SCHEMAS, "f": {"type": "object", "properties": {"s": {"type": "string"}, "i": {"type": "integer"}}}}))
+CALL = "<tool_call>\n<function=f>\n<parameter=s>\nhi\n</parameter>\n<parameter=i>\n5\n</parameter>\n</function>\n</tool_call>"
+
+
+def read(parser: ModelParsers, written: str, tail: str = "", options: ParserOptions = OPTIONS) -> tuple[Message, str]:
+    """Parse an answer, whole and letter by letter, and require that both are the same."""
+    found = []
+    for pieces in ([written], list(written)):
+        answer = parser.create_parser(options, tail)
+        events = [event for piece in pieces for event in answer.feed(piece)]
+        rest, reason = answer.finish("stop")
+        found.append((gather(events + rest), reason))
+    (whole, reason), (pieces_message, pieces_reason) = found
+    calls = [[(call.name, call.arguments) for call in each.calls] for each in (whole, pieces_message)]
+    assert (whole.text, whole.reasoning, calls[0], reason) == (pieces_message.text, pieces_message.reasoning, calls[1], pieces_reason)
+    return whole, reason
+
+
+def calls_of(message: Message) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in message.calls]
+
+
+@pytest.mark.parametrize("sample", [each for each in SAMPLES if each.calls], ids=lambda sample: f"{sample.parser}-{SAMPLES.index(sample)}")
+@pytest.mark.parametrize("times", [0, 2], ids=["dropped", "doubled"])
+def test_with_a_tag_dropped_or_doubled_no_call_is_wrong(sample: Sample, times: int) -> None:
+    parser = ModelParsers(sample.parser, sample.thinking)
+    for tag in TAG.finditer(sample.written):
+        written = sample.written[: tag.start()] + tag[0] * times + sample.written[tag.end() :]
+        message, reason = read(parser, written, sample.tail)
+        if reason == "tool_calls":
+            assert all(call in sample.calls for call in calls_of(message)), (tag[0], written)
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("qwen3_coder", CALL),
+        *(("qwen3_coder", CALL.replace(tag, "")) for tag in ("<tool_call>\n", "\n</tool_call>", "</function>\n")),
+        ("qwen3_coder", CALL.replace("<tool_call>\n", "").replace("\n</tool_call>", "")),
+        ("qwen3_coder", CALL.replace("</parameter>\n", "")),
+        ("qwen3_coder", CALL.replace("</parameter>\n", "", 1)),
+        ("qwen3_coder", CALL.replace("<tool_call>", "<tool_call>\n<tool_call>")),
+        ("qwen3_coder", CALL.replace("</parameter>", "</parameter>\n</parameter>")),
+        ("glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi\n<arg_key>i</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"),
+        ("glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi</arg_value>\n<arg_key>i\n<arg_value>5\n</tool_call>"),
+        ("minimax_m2", '<invoke name="f">\n<parameter name="s">hi</parameter>\n<parameter name="i">5</parameter>\n</invoke>'),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">hi\n<parameter name="i">5\n</invoke>'),
+        (
+            "deepseek_v32",
+            '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">hi\n<｜DSML｜parameter name="i" string="false">5\n'
+            "</｜DSML｜invoke>",
+        ),
+        ("hermes", '{"name": "f", "arguments": {"s": "hi", "i": 5}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "hi", "i": 5}}'),
+        ("hermes", "<tool_call>\n{'name': 'f', 'arguments': {'s': 'hi', 'i': 5}}\n</tool_call>"),
+        ("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {'s': 'hi', 'i': 5}}\n</tool_call>"),
+        ("deepseek_v3", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "hi", "i": 5}<｜tool▁call▁end｜>'),
+        ("kimi_k2", '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"s": "hi", "i": 5}<|tool_call_end|>'),
+    ],
+)  # fmt: skip
+def test_a_call_without_some_of_its_tags_is_read(parser: str, written: str) -> None:
+    message, reason = read(ModelParsers(parser), written)
+    assert (calls_of(message), reason) == ([("f", {"s": "hi", "i": 5})], "tool_calls")
+
+
+@pytest.mark.parametrize("value", ["<parameter=other>\nx", "</function> and </tool_call> are tags", "a </function>\n</tool_call>\nb"])
+def test_a_value_may_have_tags_that_end_nothing(value: str) -> None:
+    message, reason = read(ModelParsers("qwen3_coder"), CALL.replace("hi", value))
+    assert (calls_of(message), reason) == ([("f", {"s": value, "i": 5})], "tool_calls")
+
+
+def test_a_value_without_any_end_is_no_whole_call() -> None:
+    for end in range(CALL.index("hi") + 1, CALL.index("\n</parameter>")):
+        assert read(ModelParsers("qwen3_coder"), CALL[:end])[1] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("hermes", '<tool_call>\n{"name": "now", "arguments": NOTHING}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": NOTHING, "name": "now"}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "now", "parameters": NOTHING}\n</tool_call>'),
+        ("llama3_json", '{"name": "now", "parameters": NOTHING}'),
+        ("llama3_json", '<|python_tag|>{"name": "now", "parameters": NOTHING}'),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": NOTHING}]'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]NOTHING"),
+        ("granite", '<|tool_call|>[{"name": "now", "arguments": NOTHING}]'),
+        ("phi4_mini", '<|tool_call|>[{"name": "now", "arguments": NOTHING}]<|/tool_call|>'),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>NOTHING<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>NOTHING<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nothing", ["null", "{}"])
+def test_null_arguments_are_none(parser: str, written: str, nothing: str) -> None:
+    message, reason = read(ModelParsers(parser), written.replace("NOTHING", nothing))
+    assert (message.text, calls_of(message), reason) == ("", [("now", {})], "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("True", True),
+        ("None", None),
+        ("[True, None, 'a']", [True, None, "a"]),
+        ("'it\\'s \"so\"'", 'it\'s "so"'),
+        ("{'a': False}", {"a": False}),
+    ],
+)
+def test_pythons_words_are_json(written: str, value: Any) -> None:
+    options = ParserOptions(Tools({"g": {"type": "object", "properties": {"a": {"type": ["array", "object", "boolean"]}}}}))
+    for head in ('{"name": "g", "arguments": ', '{"id": 1, "name": "g", "arguments": '):
+        message, reason = read(ModelParsers("hermes"), f'<tool_call>\n{head}{{"a": {written}}}}}\n</tool_call>', options=options)
+        assert (calls_of(message), reason) == ([("g", {"a": value})], "tool_calls")
+    if isinstance(value, list | dict | bool):
+        text = f"<tool_call>\n<function=g>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+        assert calls_of(read(ModelParsers("qwen3_coder"), text, options=options)[0]) == [("g", {"a": value})]
+
+
+@pytest.mark.parametrize("text", ['{"answer": 42}', '{"name": "Bob", "arguments": {}}', "{it's text}", '{"name": "now"}'])
+def test_an_object_without_a_tag_is_text_unless_it_is_a_call(text: str) -> None:
+    message, reason = read(ModelParsers("hermes"), text)
+    assert (message.text, message.calls, reason) == (text, [], "stop")
+
+
+def _kimi(*ids: str) -> str:
+    calls = (f"<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for id in ids)
+    return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+
+
+@pytest.mark.parametrize(
+    ("written", "ids"),
+    [
+        (("functions.now:0",), ["functions.now:0"]),
+        (("functions.now:3", "functions.f:4"), ["functions.now:3", "functions.f:4"]),
+        (("now:1",), ["functions.now:1"]),
+        (("functions.now:0", "functions.now:0"), ["functions.now:0", "functions.now:1"]),
+    ],
+)
+def test_kimis_ids_are_as_it_wrote_them(written: tuple[str, ...], ids: list[str]) -> None:
+    message, _ = read(ModelParsers("kimi_k2"), _kimi(*written))
+    assert [call.id for call in message.calls] == ids
+
+
+def test_a_forced_call_of_kimi_has_the_next_number_of_the_conversation() -> None:
+    forced = ParserOptions(OPTIONS.tools, only_calls=True, earlier_calls=2)
+    message, _ = read(ModelParsers("kimi_k2"), '[{"name": "now", "parameters": {}}, {"name": "f", "parameters": {}}]', options=forced)
+    assert [call.id for call in message.calls] == ["functions.now:2", "functions.f:3"]
+
+
+@pytest.mark.parametrize(("written", "kept"), [("abcdefgh9", True), ("call_1", False)])
+def test_mistrals_id_is_kept_if_its_template_takes_it(written: str, kept: bool) -> None:
+    (call,) = read(ModelParsers("mistral"), f"[TOOL_CALLS]now[CALL_ID]{written}[ARGS]{{}}")[0].calls
+    assert (call.id == written) == kept and len(call.id) == 9 and call.id.isalnum()
