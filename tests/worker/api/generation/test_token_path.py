@@ -115,13 +115,14 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
     assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
 
 
-@pytest.mark.parametrize("needs_prompt_logprobs", [True, False])
-def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(needs_prompt_logprobs: bool) -> None:
+@pytest.mark.parametrize(("needs_prompt_logprobs", "logprobs"), [(True, None), (False, 20), (False, None)])
+def test_log_probabilities_are_shaped_beside_the_event_loop(needs_prompt_logprobs: bool, logprobs: int | None) -> None:
     shaped_in: list[int] = []
     prepared = SimpleNamespace(
         output_options=OutputOptions(),
         choices=(None,),
         needs_prompt_logprobs=needs_prompt_logprobs,
+        submissions=(SimpleNamespace(sampling=SimpleNamespace(logprobs=logprobs)),),
         select_best=lambda: [0],
         usage=lambda: {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
     )
@@ -140,4 +141,4 @@ def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(nee
             assert document["choices"] == [{"index": None}]
 
     asyncio.run(_send_document(Answer(), prepared, ChunkWriter(prepared, ReplyOptions("m", 0, shape, stream=False)), pieces()))  # type: ignore[arg-type]
-    assert [thread != threading.get_ident() for thread in shaped_in] == [needs_prompt_logprobs]
+    assert [thread != threading.get_ident() for thread in shaped_in] == [needs_prompt_logprobs or logprobs is not None]
