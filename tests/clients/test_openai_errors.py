@@ -23,7 +23,7 @@ async def chat(api: Any, **options: Any) -> Any:
     ("options", "param"),
     [
         ({"temperature": 3}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -1}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": 100000}, "n"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),

@@ -239,7 +239,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not request.target.startswith(b"/"):
             _strip_origin(request)
         path, _, request.query = request.target.partition(b"?")
-        if path.endswith(b"/") and path != b"/":  # some clients join a base URL and a path so
+        if path.endswith(b"/") and path != b"/" and not path.endswith(b"//"):  # some clients join a base URL and a path so
             path = path[:-1]
         request.path = path.decode("latin-1")
         if b"%" in path:

@@ -76,16 +76,12 @@ def test_an_error_names_the_document_and_the_line_of_a_profile_or_a_service(tmp_
 
 
 @pytest.mark.parametrize("text", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5+02:00", "'2026-01-01T00:00:00Z'"])
-def test_a_time_without_quotes_is_a_string_as_for_kubectl(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_a_time_without_quotes_is_a_string_as_for_kubectl(tmp_path: Path, text: str) -> None:
     file = tmp_path / "service.yaml"
     head = "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: a, annotations: {day: 2026-01-01}}\n"
     file.write_text(f"{head}spec:\n  model: {{uri: 'file:///m'}}\n  rollout:\n    restartedAt: {text}\n")
     (service,) = read_manifest(file).services
     assert service.spec.rollout.restarted_at == text.strip("'")
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["convert", "-f", str(file)])
-    file.write_text(capsys.readouterr().out)
-    assert read_manifest(file).services == (service,), "the converted manifest means the same"
 
 
 PROFILE = """

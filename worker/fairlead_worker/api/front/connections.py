@@ -194,7 +194,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, FRAGMENT, "bad_request")
             return
         path, mark, query = self.url.partition(b"?")
-        if path.endswith(b"/") and path != b"/":  # some clients join a base URL and a path so
+        if path.endswith(b"/") and path != b"/" and not path.endswith(b"//"):  # some clients join a base URL and a path so
             path = path[:-1]
             self.url = path + mark + query
         if self._limiter.is_full_for(unquote(path.decode("latin-1"))):
