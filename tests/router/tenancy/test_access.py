@@ -67,7 +67,7 @@ async def test_stored_responses_are_asked_for_in_the_name_of_the_keys_tenant(fle
         assert (received.path, dict(received.headers)["x-fairlead-tenant"]) == (target, "boris")
         assert parse(received.headers["x-fairlead-response-keys"].encode()) == derive_keys(SECRET.encode(), "boris", id)
     worker.received.clear()
-    for target in (f"/v1/responses/{id}/", "/v1/responses/resp_5%2F..", f"/v1/responses/{id}/x"):
+    for target in (f"/v1/responses/{id}//", "/v1/responses/resp_5%2F..", f"/v1/responses/{id}/x"):
         answer = await router.client.get(target, headers=bearer(ANNA))
         assert answer.status_code in (404, 405), target
     assert (await router.client.put(f"/v1/responses/{id}", headers=bearer(ANNA))).status_code == 405
