@@ -61,7 +61,7 @@ REFUSED = [
 
 
 def messages_of(component: str) -> list[str]:
-    """Return what is said of each cause for a pod of this component."""
+    """Return the message of each cause, for a pod of this component."""
     own = "worker" if component == "prefetch" else component
     out_of_memory = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     states: list[tuple[dict[str, Any], PodEvent | None]] = [(unscheduled(words), None) for words in UNSCHEDULED]

@@ -165,7 +165,7 @@ def test_a_failed_helm_test_keeps_its_service_and_one_that_succeeds_does_not(
     assert (found is not None) is kept
     assert found is None or found["spec"].get("replicas", 1) == 1
     assert (server.get(f"/api/v1/namespaces/{namespace}/pods/fl-fairlead-test") is not None) is kept
-    if kept:  # the next test begins anew
+    if kept:  # the next test creates its own
         with ends_pods(server, namespace, "Succeeded"):
             done = helm("test", "fl", "--namespace", namespace, "--timeout", "60s", kubeconfig=server.kubeconfig)
         assert done.returncode == 0, done.stderr

@@ -111,7 +111,7 @@ RICH = {"anna": {"tokensPerMinute": 60, "burstTokens": 200_000}, "boris": {}}
 
 @pytest.mark.parametrize("prompt", ["word " * 10_000, "word " * 100_000], ids=["in a thread", "in a process"])
 async def test_a_refused_request_pays_for_its_reading(fleet: Fleet, tmp_path: Path, prompt: str) -> None:
-    """A quarter of a token for each token that was tokenized, or the CPU time of the process, whoever refuses it."""
+    """A token that was tokenized costs a quarter of a token; in a process, the CPU time counts. Both hold whoever refuses it."""
     router, worker = await guarded(fleet, tmp_path, RICH)
     worker.behaviour = reports_usage(len(prompt), 10)
     assert (await ask(router, ANNA, "hello", max_tokens=1)).status_code == 200
