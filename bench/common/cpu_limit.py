@@ -5,7 +5,7 @@ their own.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -18,18 +18,6 @@ class NoLimits(Exception):
 
 
 @contextlib.contextmanager
-def favor_cpu(pid: int) -> Iterator[None]:
-    """Give a process, with its descendants, the highest weight beside other work. Raises NoLimits.
-
-    Call it before `limit_cpu`, which takes processes out of this group. Niceness is not enough: with autogroups it counts only within a
-    session (sched(7)).
-    """
-    is_second = (ROOT / "cgroup.controllers").exists()
-    with _groups([pid], {"cpu.weight": "10000"} if is_second else {"cpu.shares": "262144"}, "fairlead-bench-favored"):
-        yield
-
-
-@contextlib.contextmanager
 def limit_cpu(pids: Sequence[int], cores: float) -> Iterator[None]:
     """Limit each process of `pids`, with its descendants, to `cores`, with the highest weight beside other work. Raises NoLimits."""
     is_second = (ROOT / "cgroup.controllers").exists()
@@ -39,20 +27,13 @@ def limit_cpu(pids: Sequence[int], cores: float) -> Iterator[None]:
         if is_second
         else {"cpu.cfs_period_us": str(PERIOD_MICROSECONDS), "cpu.cfs_quota_us": str(quota), "cpu.shares": "262144"}
     )
-    with _groups(pids, limits, "fairlead-bench"):
-        yield
-
-
-@contextlib.contextmanager
-def _groups(pids: Sequence[int], settings: Mapping[str, str], name: str) -> Iterator[None]:
-    """Put each process, with its descendants, into a group of its own."""
-    parent = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "cpu"
-    groups = [parent / f"{name}-{pid}" for pid in pids]
+    parent = ROOT if is_second else ROOT / "cpu"
+    groups = [parent / f"fairlead-bench-{pid}" for pid in pids]
     try:
         try:
             for pid, group in zip(pids, groups, strict=True):
                 group.mkdir()
-                for setting, value in settings.items():
+                for setting, value in limits.items():
                     (group / setting).write_text(value)
                 for each in (pid, *_descendants(pid)):
                     (group / "cgroup.procs").write_text(str(each))

@@ -26,11 +26,11 @@ CACHE = Path.home() / ".cache" / "fairlead" / "peers"
 
 def main() -> int:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("--model", choices=bench_model.MODELS, default="smollm2", help="trained weights, or random ones")
+    parser.add_argument("--model", choices=bench_model.TRAINED, default="smollm2")
     parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated (default: all)")
     parser.add_argument("--data", default="random,prefix", help=f"comma-separated, of {', '.join(DATA)} (one stream)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where environments and the random model are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where environments are kept")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2)), help="of the first repeat's prompts")
     options = parser.parse_args()
     names, data = options.servers.split(","), options.data.split(",")
@@ -38,7 +38,11 @@ def main() -> int:
         if unknown := [name for name in given if name not in known]:
             parser.error(f"{', '.join(unknown)}: not known; choose from {', '.join(known)}")
     signal.signal(signal.SIGTERM, end)
-    model = bench_model.make(options.model, options.cache)
+    try:
+        model = bench_model.make(options.model)
+    except NotMade as error:
+        print(f"bench: end_to_end/cpu_servers: {error}", file=sys.stderr)
+        return 1
     settings, client, missing = prepare(names, options.cache, model)
     if client is None:
         reason = missing.get("vllm") or missing.get("client")

@@ -32,8 +32,8 @@ from tests.servers.redis_server import RedisServer, free_port
 from zmq.devices import ThreadProxy
 
 from bench.common.report import make_parser, write_report
-from bench.end_to_end.engine_agents import CACHE, MODEL, PODS, WORDS, Process, agent_command, wait_ready
 from bench.other_servers.environments import make
+from bench.other_servers.vllm_engines import MODEL, Process, agent_command, wait_ready
 from fairlead.random_model import make_model
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import block_hashes
@@ -44,6 +44,9 @@ LIMITS = {"chats": 0.9, "shared": 0.9, "random": 1.05}
 """Upper limits of Fairlead's figure by the best of the other routers."""
 FIGURES = ("ttft_p50", "ttft_p99", "prefill_tokens")
 """Figures that are compared."""
+CACHE = Path.home() / ".cache" / "fairlead" / "peers"
+PODS = 2
+WORDS = ("fox", "lazy", "dog", "wizards", "potions", "moonlight", "rivers", "the quick brown", "jumps over", "while seven", "near old")
 
 
 class Floor:
@@ -236,9 +239,7 @@ async def measure(options: Any, scratch: Path, console: Console) -> list[dict[st
         ports = [{name: free_port() for name in ("engine", "agent", "events", "replay")} for _ in range(PODS)]
         pods = []
         for pod in range(PODS):
-            command, env = agent_command(
-                engine, model, pod, ports[pod], options, redis.url, adapters=False, events=events_endpoint(pod, scratch)
-            )
+            command, env = agent_command(engine, model, pod, ports[pod], options, redis.url, events_endpoint(pod, scratch))
             pods.append(stack.enter_context(Process(f"pod-{pod}", command, env, scratch)))
             publish_on_loopback(events_endpoint(pod, scratch), ports[pod]["events"])
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)))

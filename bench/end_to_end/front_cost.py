@@ -8,6 +8,7 @@ also measures the p99 of the time between two tokens, by wall clock, over so man
 up to a tenth in CPU time and by a factor of up to 1.7 in that p99. So both workers are restarted `--starts` times. The table has the means
 over the starts of the medians over the pairs of a start, because other processes disturb single pairs. `decode` compares msgspec
 with pydantic on the bodies of requests. Its pydantic models have the fields and types of the structs, without bounds, so they do less.
+`encode` compares structs, dictionaries and pydantic models on a chunk of a chat, from its text to its JSON.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from tests.worker.api.process import WorkerProcess
 
 from bench.common.report import make_parser, write_report
 from fairlead.random_model.build import make_model
+from fairlead_worker.api.answers.completions import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest, parse
 
 FLAGS = ("--served-model-name", "tiny", "--kv-pages", "4000")
@@ -174,11 +176,28 @@ def decode() -> dict[str, dict[str, float]]:
     return found
 
 
+def encode() -> dict[str, float]:
+    """Return the microseconds in which each kind of object becomes a chunk of a chat."""
+    made = {kind: to_pydantic(kind) for kind in (ChatCompletionChunk, ChatChunkChoice, ChatDelta)}
+
+    def build(chunk: Callable[..., Any], choice: Callable[..., Any], delta: Callable[..., Any]) -> Any:
+        choices = [choice(index=0, delta=delta(content=" blue"))]
+        return chunk(id="chatcmpl-1", created=1, model="tiny", system_fingerprint="fp_1", choices=choices)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "structs": lambda: msgspec.json.encode(build(ChatCompletionChunk, ChatChunkChoice, ChatDelta)),
+        "dictionaries": lambda: msgspec.json.encode(build(dict, dict, dict)),
+        "pydantic": lambda: build(*made.values()).model_dump_json(exclude_unset=True).encode(),
+    }
+    return {kind: round(_best(call, times=5000), 2) for kind, call in calls.items()}
+
+
 def to_pydantic(struct: type[msgspec.Struct]) -> type[BaseModel]:
     """Return a model with the fields of a struct."""
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
-        kind = field.type if "StreamOptions" not in str(field.type) else dict[str, Any] | None
+        is_plain = "StreamOptions" not in str(field.type) and "fairlead" not in str(field.type) and "Unset" not in str(field.type)
+        kind = field.type if is_plain else Any
         fields[field.name] = (kind, None)
     made: type[BaseModel] = create_model(struct.__name__, **fields)
     return made
@@ -203,9 +222,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=0, help="concurrent streams for the time between two tokens; 0: not measured")
     parser.add_argument("--starts", type=int, default=8, help="starts of both workers")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"decode": decode()}
+    results: dict[str, Any] = {"decode": decode(), "encode": encode()}
     for name, libraries in results["decode"].items():
         print(f"decode {name:18}" + "".join(f"{library} {spent:9,.1f} µs   " for library, spent in libraries.items()))
+    print(f"encode {'a chunk':18}" + "".join(f"{kind} {spent:9,.2f} µs   " for kind, spent in results["encode"].items()))
     if arguments.base:
         with tempfile.TemporaryDirectory() as folder:
             results["front"] = compare(Path(folder), arguments)

@@ -1,1 +1,1 @@
-"""The engine in one process: forward pass, sampling, speculation, structured output, host cache."""
+"""The engine in one process: the scheduler's own cost, and the forward pass on a CPU."""

@@ -23,7 +23,8 @@ from transformers.utils import logging as transformers_logging
 import fairlead_worker.model.loader as loader
 import fairlead_worker.model.packed as packed
 from bench.common.report import make_parser, write_report
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -64,10 +65,10 @@ def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
     served = loader.load_model(folder, dtype=dtype)
     pages = ROWS * PAGES
     return {
-        "reference": make_runner(plain, page_size=PAGE, kv_pages=pages, backend="reference"),
-        "cpu": make_runner(onednn, page_size=PAGE, kv_pages=pages, backend="cpu"),
-        "modules": make_runner(served, page_size=PAGE, kv_pages=pages, backend="native", native_decoder=False),
-        "native": make_runner(served, page_size=PAGE, kv_pages=pages, backend="native"),
+        "reference": RunnerBuilder(loaded=plain, page_size=PAGE, kv_pages=pages, backend="reference").build(),
+        "cpu": RunnerBuilder(loaded=onednn, page_size=PAGE, kv_pages=pages, backend="cpu").build(),
+        "modules": RunnerBuilder(loaded=served, page_size=PAGE, kv_pages=pages, backend="native", native_decoder=False).build(),
+        "native": RunnerBuilder(loaded=served, page_size=PAGE, kv_pages=pages, backend="native").build(),
     }
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +26,25 @@ ON_REQUEST = (
     "prompt_arrival",
     "transformers_batching",
     "worker_start",
-    "offline_batch",
     "overlap",
-    "optimisation_gains",
     "piecewise",
     "lora",
     "quantized",
     "int4_layers",
-    "fused",
     "experts",
     "drafts",
     "ranks",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
 
-`--only targets` runs all of them after the kernels are compiled. Those with a target come first.
+`--only targets` runs all of them after the kernels are compiled.
 """
 GROUPS = {"targets": ("compilers", "compiled", *ON_REQUEST)}
+FIRST = {"compilers": 5.0, "sampling": 35.0, "greedy": 20.0, "compiled": 55.0, "attention": 15.0, "headline": 50.0}
+"""Stages of the first three minutes of a run of all stages, with their seconds at most. The others share the rest by their own limits."""
 Rows = Iterator[dict[str, Any]]
+Stage = tuple[str, float, Callable[[], Rows]]
+"""Name, seconds at most, and what gives the rows."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -95,7 +96,6 @@ def run(kind: str, out: Path | None, only: str, seconds: float, file: Path | Non
 def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Path, file: Path | None, compares: bool) -> int:
     import torch
 
-    from bench.gpu.budget import order, seconds_for
     from bench.gpu.compile import Builds
     from bench.gpu.device import Device
     from bench.gpu.report import Report
@@ -111,7 +111,7 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
             f"gpu-check: no stage is called {', '.join(sorted(unknown))}: choose from {', '.join(name for name, _, _ in known)}"
         )
     try:
-        chosen = [one for one in known if one[0] in wanted] if wanted else [one for one in order(known) if compares or one[0] != "compare"]
+        chosen = [one for one in known if one[0] in wanted] if wanted else [one for one in known if compares or one[0] != "compare"]
         for place, (name, bound, stage) in enumerate(chosen):
             if not wanted:
                 bound = seconds_for((name, bound, stage), chosen[place + 1 :], device.left())
@@ -133,9 +133,22 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
     return 1 if report.failed else 0
 
 
-def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
-    """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
-    where the running compilers are kept, so that they can be ended."""
+def seconds_for(stage: Stage, later: Sequence[Stage], left: float) -> float:
+    """Return the limit of `stage` in a run of all stages, before `later`, with `left` seconds for all of them.
+
+    A stage that ends early leaves its time to the others.
+    """
+    name, most, _ = stage
+    if name in FIRST:
+        return min(FIRST[name], most, left)
+    return min(most, left * most / (most + sum(other for _, other, _ in later)))
+
+
+def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
+    """Return all stages in the order of a run. Those that share a loaded model follow each other.
+
+    Kernels are compiled beside the first stages, which need none of them. `builds`: where the running compilers are kept.
+    """
     from bench.gpu import compile
     from bench.gpu.shared_model import Kit
     from bench.gpu.stages import (
@@ -145,8 +158,6 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         headline,
         kernel_busy_time,
         memory,
-        offline_batch,
-        optimisation_gains,
         overlap,
         piecewise,
         prompt_arrival,
@@ -158,7 +169,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         transformers_match,
         worker_start,
     )
-    from bench.gpu.stages.layers import experts, fused, int4_layers, lora, quantized
+    from bench.gpu.stages.layers import experts, int4_layers, lora, quantized
 
     kinds, kit = set(compile.KINDS), Kit(device)
 
@@ -193,36 +204,33 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         kit.drop()
         yield from stage()
 
-    first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
-    then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []
+    first: list[Stage] = [("compilers", 10, start_compilers)] if device.cuda else []
+    then: list[Stage] = [("compiled", 190, compiled)] if device.cuda else []
     return [
         *first,
         ("sampling", 40, lambda: sampling.check(device)),
         ("greedy", 90, lambda: transformers_match.greedy(device)),
         *then,
         ("attention", 70, attended),
-        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
         ("headline", 90, lambda: headline.measure(device, kit)),
-        ("logits", 30, lambda: transformers_match.logits(device)),
-        ("memory", 60, lambda: alone(lambda: memory.check(device))),
-        ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
-        ("serving", 150, lambda: alone(lambda: serving.serve(device))),
+        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
         ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
         ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),
+        ("piecewise", 60, lambda: piecewise.measure(device, kit)),
+        ("drafts", 40, lambda: drafts.measure(device, kit)),
+        ("overlap", 150, lambda: overlap.measure(device, kit)),
+        ("lora", 60, lambda: lora.measure(device, kit)),
         ("transformers_batching", 90, lambda: transformers_batching.measure(device, kit)),
         ("worker_start", 120, lambda: worker_start.measure(device, kit)),
-        ("offline_batch", 80, lambda: offline_batch.measure(device, kit)),
-        ("overlap", 150, lambda: overlap.measure(device, kit)),
-        ("optimisation_gains", 120, lambda: optimisation_gains.measure(device, kit)),
-        ("piecewise", 60, lambda: piecewise.measure(device, kit)),
-        ("lora", 60, lambda: lora.measure(device, kit)),
+        ("serving", 150, lambda: alone(lambda: serving.serve(device))),
+        ("compare", 300, lambda: compare.measure(device, kit)),
+        ("logits", 30, lambda: transformers_match.logits(device)),
+        ("memory", 60, lambda: alone(lambda: memory.check(device))),
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("int4_layers", 30, lambda: int4_layers.measure(device)),
-        ("fused", 60, lambda: fused.measure(device)),
         ("experts", 60, lambda: experts.measure(device)),
-        ("drafts", 40, lambda: drafts.measure(device, kit)),
+        ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
         ("ranks", 180, lambda: ranks.measure(device, kit)),
-        ("compare", 300, lambda: compare.measure(device, kit)),
     ]
 
 

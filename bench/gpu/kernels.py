@@ -1,7 +1,7 @@
 """Compile every CUDA kernel that the worker uses, without a GPU: registers, spills, shared memory.
 
 nvcc and FlashInfer come from wheels (requirements/gpu-kernels.txt), in their own environment in the user's cache. A source that was
-compiled before is not compiled again. Exit status 1: a kernel does not compile, or spills more than bench/kernels/gpu_spills.json allows.
+compiled before is not compiled again. Exit status 1: a kernel does not compile, or spills more than bench/gpu/spills.json allows.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ NOT_RUN = re.compile(r"ragged|mask_[023]")
 """Sources of the prefill modules for other KV layouts and masks. The image compiles them too, as they are part of the module."""
 NO_KERNELS = re.compile(r"(_binding|/batch_decode|/batch_prefill|/batch_prefill_sm90)\.cu$")
 """Bindings and planners: host code, which the image's test compiles."""
-LIMITS = Path(__file__).parents[1] / "kernels" / "gpu_spills.json"
+LIMITS = Path(__file__).parent / "spills.json"
 COMPILER_SECONDS = 900
 KERNEL = re.compile(
     r"Compiling entry function '(\w+)' for '(\w+)'\n.*\n *(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
@@ -81,7 +81,7 @@ def main() -> int:
     )
     parser.add_argument("--ci", action="store_true", help="only one module of each kind, which take three minutes of a core")
     parser.add_argument("--install", action="store_true", help="only install nvcc and FlashInfer")
-    parser.add_argument("--accept", action="store_true", help="write the spills of these modules to gpu_spills.json")
+    parser.add_argument("--accept", action="store_true", help="write the spills of these modules to spills.json")
     options = parser.parse_args()
     if problem := ENVIRONMENT.install():
         print(f"gpu/kernels: nvcc and FlashInfer cannot be installed: {problem}", file=sys.stderr)
@@ -242,7 +242,7 @@ def above(rows: Sequence[Mapping[str, str | int]], limits: Mapping[str, Mapping[
 
 
 def name(row: Mapping[str, str | int]) -> str:
-    """Return a row's key in gpu_spills.json."""
+    """Return a row's key in spills.json."""
     return f"{row['module']} {row['arch']}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench.gpu.device import Device
 from fairlead.random_model.tokenizer import save_tokenizer
@@ -27,42 +27,25 @@ SHAPES: dict[str, dict[str, int]] = {
     "8b-short": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32, "vocab_size": 128_256},
     "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
     "tiny": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
-    "qwen": {
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "vocab_size": 151_936,
-        "head_dim": 128,
-    },
-    "tiny-qwen": {
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000, "head_dim": 64,
-    },
-}  # fmt: skip
+}
 """Llama 3.1 8B's, with 8 KV heads, and the same with a quarter of its layers; with 2 a small one of the same vocabulary, and one for dry
-runs. Heads of 128, 64 and 64. Qwen3-0.6B's with 8 KV heads, and with 2 one of its kind for dry runs."""
+runs. Heads of 128, 64 and 64."""
 
 
 def kv_heads(shape: str) -> int:
-    return 8 if shape.startswith(("8b", "qwen")) else 2
+    return 8 if shape.startswith("8b") else 2
 
 
 def head_dim(shape: str) -> int:
     sizes = SHAPES[shape]
-    return sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    return sizes["hidden_size"] // sizes["num_attention_heads"]
 
 
 def save_llama(device: Device, folder: Path, shape: str) -> Path:
     """A model in `folder`: weights drawn on the device, in bfloat16."""
     sizes = SHAPES[shape]
     heads = {"num_key_value_heads": kv_heads(shape), "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
-    return _save(device, folder, LlamaConfig(**sizes, **heads))
-
-
-def save_qwen(device: Device, folder: Path) -> Path:
-    """As `save_llama`, of Qwen3-0.6B's shape; on a CPU a tiny one of its kind."""
-    shape = "tiny-qwen" if device.tiny else "qwen"
-    heads = {"num_key_value_heads": kv_heads(shape), "max_position_embeddings": POSITIONS, "tie_word_embeddings": True}
-    return _save(device, folder, Qwen3Config(**SHAPES[shape], **heads))
-
-
-def _save(device: Device, folder: Path, config: Any) -> Path:
+    config = LlamaConfig(**sizes, **heads)
     torch.manual_seed(1)
     with device.device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -74,12 +57,12 @@ def _save(device: Device, folder: Path, config: Any) -> Path:
 
 @contextmanager
 def saved(device: Device, shape: str) -> Iterator[Path]:
-    """The folder of `shape` ("qwen": `save_qwen`), made once for all stages of a run; without a folder of the run, for this once."""
+    """The folder of `shape`, made once for all stages of a run; without a folder of the run, for this once."""
     with nullcontext(str(device.folder)) if device.folder else tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as root:
         folder = Path(root) / shape
         if not folder.is_dir():
             fresh = Path(root) / f"{shape}.tmp"  # one that is left half written is not taken for a model
-            (save_qwen(device, fresh) if shape == "qwen" else save_llama(device, fresh, shape)).rename(folder)
+            save_llama(device, fresh, shape).rename(folder)
         yield folder
 
 

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from tests.worker.fake_gpu.device.gpu import FakeGpu
+from tests.worker.fake_gpu.device.record import Kernel, Record
+from tests.worker.fake_gpu.device.worker import FakeGroup, fake_worker, make_model
 from transformers import AutoConfig, PreTrainedConfig
 
 from bench.common.report import ROOT, make_parser, write_report
-from bench.gpu.fake.gpu import FakeGpu
-from bench.gpu.fake.record import Kernel, Record
-from bench.gpu.fake.worker import FakeGroup, fake_worker, make_model
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.fused.sums import group_of
 from fairlead_worker.model.loader import LoadedModel
@@ -225,7 +226,7 @@ def continue_to(layers: int, shallow: Prediction, deep: Prediction) -> Predictio
 def _predictions(name: str, layers: int, batches: Sequence[int], prompts: Sequence[int], hardware: Hardware) -> list[Prediction]:
     shape, found = SHAPES[name], list[Prediction]()
     with fake_worker() as gpu:
-        runner = make_runner(load(gpu, shape, layers), page_size=PAGE, kv_pages=max(*batches, 4) * CONTEXT // PAGE)
+        runner = RunnerBuilder(loaded=load(gpu, shape, layers), page_size=PAGE, kv_pages=max(*batches, 4) * CONTEXT // PAGE).build()
         for prompt in prompts:
             found.append(predict(name, f"prefill {prompt:,}", record_step(gpu, runner, prefill_plan(prompt)), shape.ranks, hardware))
         for batch in batches:

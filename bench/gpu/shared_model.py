@@ -14,7 +14,7 @@ from fairlead_worker.execution.cuda_graphs.recorder import Cut
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.lora.slots import AdapterSlots
-from fairlead_worker.model.loader import FUSIONS, load_model
+from fairlead_worker.model.loader import load_model
 
 PAGE = 16
 SHARED = 34_200, 256
@@ -75,10 +75,10 @@ class Kit:
         release()
 
 
-def make(device: Device, shape: str, pages: int, fuse: tuple[str, ...] = FUSIONS) -> ModelRunner:
+def make(device: Device, shape: str, pages: int) -> ModelRunner:
     """The model of `shape` on FlashInfer, without graphs. Its pages hold random numbers, as attention over zeros would be no work to do."""
     with saved(device, shape) as folder:
-        loaded = load_model(str(folder), dtype="bfloat16", device=device.device, fuse=fuse)
+        loaded = load_model(str(folder), dtype="bfloat16", device=device.device)
     backend = device.flashinfer(KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device), pages)
     for part in (*backend.keys, *backend.values):
         part.normal_()

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -131,7 +133,7 @@ async def _watch_all(router: int, batch: int | None, pipe: Pipe) -> None:
 
 
 def _completion(key: bytes, fields: Mapping[str, str]) -> bytes:
-    prompt = "The quick brown fox jumps over the lazy dog. " * 4
+    prompt = "The quick brown fox jumps over the lazy dog. " * 45  # 2 KB: as a chat with a short history
     body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, **fields}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json" + key
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
@@ -186,11 +188,25 @@ def attacking(kind: Kind, port: int, connections: int, seed: int) -> Iterator[Ca
 
 
 def _attack(name: str, port: int, connections: int, seed: int, pipe: Pipe) -> None:
-    _yield_cpu()
     kind = next(kind for kind in KINDS if kind.name == name)
+    if kind.computes:
+        pipe.send("ready")
+        pipe.send(_compute(pipe.recv()))
+        return
+    _yield_cpu()
     requests = list(kind.build(random.Random(seed)))
     pipe.send("ready")
     pipe.send(asyncio.run(_attack_all(kind, requests, port, connections, pipe.recv())))
+
+
+def _compute(seconds: float) -> Sent:
+    """Keep two processes busy, as many as the router's parsers."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    time.sleep(seconds)
+    for program in programs:
+        program.kill()
+        program.wait()
+    return Sent()
 
 
 def _yield_cpu() -> None:

@@ -30,6 +30,8 @@ class Kind:
     """Create a batch of each file that was uploaded."""
     disconnects: bool = False
     """Close the connection as soon as a request is sent."""
+    computes: bool = False
+    """Send nothing: two processes that are no part of Fairlead compute beside it."""
 
 
 def request(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
@@ -109,10 +111,16 @@ def _words(draw: random.Random, count: int) -> str:
     return " ".join(f"{draw.randrange(16**6):x}" for _ in range(count))
 
 
+def _marks(draw: random.Random, count: int) -> str:
+    """Return a text of which each character is a token."""
+    return "".join(draw.choice("!?;%&") for _ in range(count))
+
+
 _SMALL = {"prompt": "x", "max_tokens": 1}
 _USER = '{"role":"user","content":""}'
 
 KINDS: tuple[Kind, ...] = (
+    Kind("other programs", lambda _: [], computes=True),
     Kind("nested arrays", lambda _: [raw(CHAT, f'"prompt":"x","messages":[{repeat("[]")}]')]),
     Kind("deep JSON", lambda _: [raw(CHAT, f'"messages":{"[" * (BODY - _MARGIN)}')]),
     Kind("wide object", lambda _: [raw(COMPLETIONS, f'"prompt":"x",{_objects(780_000)}')]),
@@ -120,7 +128,15 @@ KINDS: tuple[Kind, ...] = (
     Kind("long keys", lambda _: [raw(COMPLETIONS, ",".join(f'"{letter * 1_000_000}":0' for letter in "abcdefg") + ',"prompt":"x"')]),
     Kind("empty messages", lambda _: [raw(CHAT, f'"messages":[{repeat(_USER)}]')]),
     Kind("many prompts", lambda _: [post(COMPLETIONS, {"prompt": ["x " * 3000] * count, "max_tokens": 1}) for count in (1000, 1300)]),
+    Kind("short prompts", lambda _: [post(COMPLETIONS, {"prompt": ["a"] * 240, "max_tokens": 1})]),
     Kind("punctuation", lambda _: [raw(COMPLETIONS, f'"prompt":"{repeat("! ?", separator="")}"')]),
+    Kind("dense text", lambda _: [raw(COMPLETIONS, f'"max_tokens":1,"prompt":"{repeat("! ?", 250_000, separator="")}"')]),
+    Kind("dense text that fits", lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": _marks(draw, 4000)}) for _ in range(50)]),
+    Kind("many choices", lambda _: [post(COMPLETIONS, _SMALL | {"max_tokens": 400, "n": 64, "ignore_eos": True})]),
+    Kind(
+        "prompt logprobs",
+        lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": [_words(draw, 60) for _ in range(16)], "prompt_logprobs": 20})],
+    ),
     Kind("one long word", lambda _: [raw(COMPLETIONS, f'"prompt":"{"a" * (BODY - _MARGIN)}"')]),
     Kind("combining marks", lambda _: [raw(COMPLETIONS, f'"prompt":"{repeat("e" + chr(0x301) + chr(0x323), separator="")}"')]),
     Kind("escapes", lambda _: [raw(COMPLETIONS, f'"prompt":"{repeat(chr(92) + "u0021", separator="")}"')]),

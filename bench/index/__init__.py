@@ -1,1 +1,1 @@
-"""The prefix index: memory, lookups, latency under load, recovery."""
+"""The prefix index: latency under load and by the size of the fleet."""

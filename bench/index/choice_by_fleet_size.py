@@ -1,6 +1,6 @@
 """Time of one routing choice with 16, 64 and 500 workers, by how many workers hold the prompt.
 
-`route` is the server's own time of the script, from INFO commandstats, with a release after each call. `mirror` and `alone` are the wall
+`match` is the server's own time of the script, from INFO commandstats. `mirror` and `alone` are the wall
 time of the router's choice with its copy of the index and without an index. The prompt is held by no worker (cold), by few, or by all.
 Each figure is the least of the rounds, in microseconds, because other work on a machine only adds time.
 """
@@ -18,12 +18,14 @@ from bench.common.report import make_parser, write_report
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.scripts import Scripts, script_source
+from fairlead_index.redis.scripts import Scripts
+from fairlead_index.score import CONSIDERED, SMALL_FLEET
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
+from fairlead_router.routing.prefix_aware import PrefixAware
+from fairlead_router.routing.prefix_lookup import IndexConfig
 
 WORKERS = (16, 64, 500)
 CASES = ("cold", "few", "all")
@@ -77,28 +79,24 @@ async def measure(server: RedisServer, count: int, rounds: int, each: int) -> di
             worker.ready, worker.incarnation = True, incarnations[worker.address]
         policies[way] = PrefixAware(table, at if way == "mirror" else None, Metrics(table))
     policies["mirror"].start()
-    mirrored = policies["mirror"]._mirror
-    assert mirrored is not None
+    mirrored, fleet = policies["mirror"].lookup, policies["mirror"]._fleet
+    assert mirrored is not None and fleet is not None
 
     def in_the_copy() -> bool:
-        named = len(mirrored.fleet.workers) == count
-        return mirrored.is_preferred and named and bool(mirrored.held(RoutingRequest(1, asked["all"]), addresses[-1]))
+        named = len(fleet.workers) == count
+        return mirrored.prefers_copy and named and bool(mirrored.held(RoutingRequest(1, asked["all"]), addresses[-1]))
 
     await eventually(in_the_copy, "the workers are in the copy", 60)
-    tail = [b""] if "epoch" in script_source("route") else []  # the schema before takes no slots to leave out
-    found: dict[str, dict[str, list[float]]] = {way: {case: [] for case in CASES} for way in ("route", "mirror", "alone")}
+    limits = () if count <= SMALL_FLEET else (CONSIDERED, fleet.slots_of(list(fleet.soonest)[:CONSIDERED]), b"")
+    found: dict[str, dict[str, list[float]]] = {way: {case: [] for case in CASES} for way in ("match", "mirror", "alone")}
     draw = random.Random(4)
     for _ in range(rounds):
         for case in CASES:
             hashes = asked[case] if case != "cold" else array("Q", [draw.getrandbits(64) for _ in range(BLOCKS)])
-            reservations = []
             packed, before = hash_bytes(hashes), spent(server)
             for _ in range(each):
-                reply = await scripts.call("route", packed, BLOCKS * BLOCK_TOKENS, os.urandom(8), 8, *tail)
-                reservations.append(reply[0])
-            found["route"][case].append((spent(server) - before) / each)
-            for reservation in reservations:
-                await scripts.call("release", reservation)
+                await scripts.call("match", packed, *limits)
+            found["match"][case].append((spent(server) - before) / each)
             wanted = RoutingRequest(BLOCKS * BLOCK_TOKENS, hashes)
             for way, policy in policies.items():
                 choices, began = [], time.perf_counter()
@@ -120,7 +118,7 @@ def run(rounds: int = 40, each: int = 25) -> dict[str, float]:
         by_count = {count: asyncio.run(measure(server, count, rounds, each)) for count in WORKERS}
     ratios: dict[str, float] = {}
     print(f"{'us a choice':<14}" + "".join(f"{count:>8}" for count in WORKERS) + f"{'ratio':>8}")
-    for way in ("route", "mirror", "alone"):
+    for way in ("match", "mirror", "alone"):
         for case in CASES:
             row = [by_count[count][way][case] for count in WORKERS]
             ratios[f"{way} {case}"] = row[-1] / row[0]

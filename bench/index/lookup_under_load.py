@@ -1,18 +1,19 @@
-"""Latency of `route` for 8 routers while real writers store a given number of blocks per second.
+"""Latency of `match` for 8 routers while real writers store a given number of blocks per second.
 
-Each router is a separate process with one connection. It calls `route` for prompts of lognormal length (median 64 blocks, up to 2,048;
-half of each is held), at random moments, and releases the reservation. The writers are `IndexWriter`s, 8 pods in two processes. In a
+Each router is a separate process with one connection. It calls `match` for prompts of lognormal length (median 64 blocks, up to
+2,048; half of each is held), at random moments. The writers are `IndexWriter`s, 8 pods in two processes. In a
 cluster all of them have their own cores. Here the server has the highest priority, then the routers, then the writers, then the rest of
 the machine, where SCHED_RR is permitted. Without it the latency of a busy machine itself is measured.
 
 The same processes also measure what is not the index's own cost, at random moments too. A bare PING waits behind the writers as a
-`route` does, and is answered immediately. A PING to a second, idle server of the same priority waits for the machine alone.
+`match` does, and is answered immediately. A PING to a second, idle server of the same priority waits for the machine alone.
 """
 
 import asyncio
 import multiprocessing
 import os
 import random
+import socket
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -23,20 +24,20 @@ from typing import Any
 import hiredis
 import redis
 import uvloop
+from tests.servers.redis_server import RedisServer
 
 from bench.common.report import make_parser, write_report
-from bench.index.redis_server import Numbers, Wire, commands, cpu_seconds, percentile, server, take_precedence
-from bench.index.schema import BLOCK_TOKENS
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.redis.scripts import SCHEMA
+from fairlead_index.redis.scripts import SCHEMA, script_source
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 ROUTERS = 8
 ASKS_PER_SECOND = 40  # each router: 320 requests a second in all
-KINDS = ("route", "ping", "machine")  # each as often
+KINDS = ("match", "ping", "machine")  # each as often
 PODS, PROCESSES = 8, 2
 NAMESPACE = "bench/load"
+BLOCK_TOKENS = 64
 PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"
 PROMPTS = 200
 LONGEST = 2048
@@ -44,6 +45,64 @@ SERVER, ROUTER, WRITER = 30, 20, 10
 TICK = 0.005
 
 context = multiprocessing.get_context("spawn")
+Numbers = dict[str, float]
+
+
+class Wire:
+    """A minimal client: it sends bytes and parses replies."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+
+    def ask(self, request: bytes, replies: int) -> list[object]:
+        """Send one request of `replies` commands. Read while writing, because a reply may exceed the socket's buffer."""
+        reader = hiredis.Reader()
+        found: list[object] = []
+        sent = 0
+        self._socket.setblocking(False)
+        while len(found) < replies:
+            if sent < len(request):
+                try:
+                    sent += self._socket.send(request[sent : sent + 262144])
+                except BlockingIOError:
+                    pass
+            try:
+                if sent == len(request):
+                    self._socket.setblocking(True)
+                reader.feed(self._socket.recv(1 << 20))
+            except BlockingIOError:
+                continue
+            while (reply := reader.gets()) is not False:
+                if isinstance(reply, Exception):
+                    raise reply
+                found.append(reply)
+        return found
+
+
+def commands(client: redis.Redis, *names: str) -> list[tuple[str, str]]:
+    """Return (command, digest) of each script, by which `Scripts` calls it too."""
+    return [("EVALSHA", client.script_load(script_source(name))) for name in names]
+
+
+def take_precedence(pid: int, precedence: int) -> bool:
+    """Raise the priority of a process (0: this one). Return whether that is permitted."""
+    if precedence:
+        try:
+            os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(precedence))
+        except (OSError, AttributeError):
+            return False
+    return True
+
+
+def cpu_seconds(client: "redis.Redis") -> float:
+    """Return the CPU time of the server so far."""
+    spent = client.info("cpu")
+    return float(spent["used_cpu_user"] + spent["used_cpu_sys"])
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def prompt(number: int) -> "array[int]":
@@ -114,11 +173,11 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
 
 
 def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, seconds: float, together: Barrier, report: Any) -> None:
-    """Run one router for some seconds. Return the microseconds of each `route`, each PING, and each PING to the idle server."""
+    """Run one router for some seconds. Return the microseconds of each `match`, each PING, and each PING to the idle server."""
     take_precedence(0, ROUTER)
     wire, beside, draw = Wire(path), Wire(idle), random.Random(router)
     prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
-    route, release = ((*script, 1, PREFIX) for script in scripts)
+    [match] = ((*script, 1, PREFIX) for script in scripts)
     ping = hiredis.pack_command(("PING",))
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     together.wait(60)
@@ -127,16 +186,22 @@ def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, secon
         time.sleep(draw.expovariate(len(KINDS) * ASKS_PER_SECOND))
         kind, hashes = draw.choice(KINDS), draw.choice(prompts)
         request = ping
-        if kind == "route":
-            request = hiredis.pack_command((*route, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8, b""))
+        if kind == "match":
+            request = hiredis.pack_command((*match, hashes))
         asked = beside if kind == "machine" else wire
         began = time.perf_counter()
         [reply] = asked.ask(request, 1)
         times[kind].append(1e6 * (time.perf_counter() - began))
-        if kind == "route":
-            assert isinstance(reply, list)
-            wire.ask(hiredis.pack_command((*release, reply[0])), 1)
+        assert kind != "match" or isinstance(reply, list)
     report.put(times)
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Run a Redis with the highest priority and yield its unix socket."""
+    with RedisServer(os.environ.get("REDIS_VERSION", "6.2"), unix_socket=True) as redis_server:
+        take_precedence(redis_server.pid, SERVER)
+        yield redis_server.url.removeprefix("unix://")
 
 
 @contextmanager
@@ -173,7 +238,7 @@ def measure(path: str, idle: str, blocks_per_second: float, seconds: float, prog
     client = redis.Redis(unix_socket_path=path)
     report = context.Queue()
     with writing(path, blocks_per_second) as end:
-        scripts = commands(client, "route", "release")
+        scripts = commands(client, "match")
         together = context.Barrier(ROUTERS + 1)
         routers = [
             context.Process(target=ask, args=(path, idle, scripts, n, seconds, together, report), daemon=True) for n in range(ROUTERS)
@@ -190,14 +255,14 @@ def measure(path: str, idle: str, blocks_per_second: float, seconds: float, prog
     client.flushall()
     times = {kind: [value for part in parts for value in part[kind]] for kind in KINDS}
     return {
-        "p50_us": percentile(times["route"], 0.5),
-        "p90_us": percentile(times["route"], 0.9),
-        "p99_us": percentile(times["route"], 0.99),
+        "p50_us": percentile(times["match"], 0.5),
+        "p90_us": percentile(times["match"], 0.9),
+        "p99_us": percentile(times["match"], 0.99),
         "ping_p50_us": percentile(times["ping"], 0.5),
         "ping_p99_us": percentile(times["ping"], 0.99),
         "machine_p50_us": percentile(times["machine"], 0.5),
         "machine_p99_us": percentile(times["machine"], 0.99),
-        "asks_per_s": len(times["route"]) / seconds,
+        "asks_per_s": len(times["match"]) / seconds,
         "server_cores": server,
         "machine_cores": cores,
         "cores": os.cpu_count() or 1,
@@ -219,7 +284,7 @@ def main() -> None:
     options = parser.parse_args()
     runs: dict[str, Numbers] = {}
     for rate in options.rates:
-        with server(SERVER) as path, server(SERVER) as idle:
+        with server() as path, server() as idle:
             runs[f"{rate:,.0f} blocks/s"] = measure(path, idle, rate, options.seconds)
     figures = list(next(iter(runs.values())))
     print(f"{'':24}" + "".join(f"{name:>20}" for name in runs))

@@ -13,22 +13,13 @@ class Routers:
     """The server. `answering` False: it accepts connections and answers nothing, as behind a policy that drops packets."""
 
     answering: bool = True
-    asked: int = 0
-    open: int = 0
-    most_open: int = 0
     url: str = ""
     _silence: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def _answer(self, page: dict[str, object]) -> web.Response:
-        self.asked += 1
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
-        try:
-            if not self.answering:
-                await self._silence.wait()
-            return web.json_response(page)
-        finally:
-            self.open -= 1
+        if not self.answering:
+            await self._silence.wait()
+        return web.json_response(page)
 
     async def complete(self, _: web.Request) -> web.Response:
         return await self._answer({"choices": [{"text": "!"}]})

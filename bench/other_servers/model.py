@@ -1,4 +1,4 @@
-"""The model that all servers serve: trained weights of the package index (`tests/real_models.py`), or random ones.
+"""The model that all servers serve: trained weights of the package index (`tests/real_models.py`).
 
 Safetensors in bf16 for servers that read folders. GGUF files of the same weights for the others: as published, and in further types.
 """
@@ -9,13 +9,11 @@ from pathlib import Path
 
 from tests.real_models import GEMMA3, convert
 
-from bench.other_servers import random_model
 from bench.other_servers.environments import NotMade
 from bench.other_servers.requantize import requantize
 from fairlead.packaged_model import SMOLLM2, ModelUnavailable
 
 TRAINED = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
-MODELS = (*TRAINED, "random")
 
 
 @dataclass(frozen=True)
@@ -25,13 +23,11 @@ class Model:
     name: str
     folder: Path
     """Safetensors in bf16, and the tokenizer."""
-    published: Path | None
-    """The GGUF file that `folder` was widened from; None: random weights."""
+    published: Path
+    """The GGUF file that `folder` was widened from."""
 
     def gguf(self, kind: str) -> Path:
-        """Return a GGUF file of the weights in one type, such as "Q8_0", made once. "published": the file as it is. Raises NotMade."""
-        if self.published is None:
-            raise NotMade("the random model is no GGUF file")
+        """Return a GGUF file of the weights in one type, such as "Q8_0", made once. "published": the file as it is."""
         if kind == "published":
             return self.published
         path = self.published.with_name(f"{self.published.stem}-{kind}.gguf")
@@ -48,12 +44,10 @@ class Model:
         return 2 * 2 * int(config["num_hidden_layers"] * width)
 
 
-def make(name: str, cache: Path) -> Model:
-    """Return the model `name`. Random weights replace trained ones if the package index is away."""
-    if name in TRAINED:
-        try:
-            published = TRAINED[name].fetch()
-            return Model(name, convert(published, "bfloat16"), published)
-        except ModelUnavailable as error:
-            print(f"   {name} is away, so the weights are random: {error}", flush=True)
-    return Model("random", random_model.make(cache / "model"), None)
+def make(name: str) -> Model:
+    """Return the model `name`. Raises NotMade if the package index is away."""
+    try:
+        published = TRAINED[name].fetch()
+    except ModelUnavailable as error:
+        raise NotMade(f"{name} is away: {error}") from error
+    return Model(name, convert(published, "bfloat16"), published)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.other_servers.environments import Environment, Say
+from bench.other_servers.environments import Environment
 
 if TYPE_CHECKING:  # it imports torch, which benchmarks of routers do not need
     from bench.other_servers.model import Model
@@ -139,23 +139,13 @@ class Llama(Server):
         self.name, self._kind = name, kind
 
     def prepare(self, setting: Setting) -> None:
-        weights = self._weights(setting)
-        if not weights.exists():  # of the random model
-            converter = str(Path(__file__).with_name("gguf_convert.py"))
-            sources = setting.environment.found("convert_hf_to_gguf.py").parent
-            command: list[str | Path] = [setting.environment.python, converter, sources, setting.model.folder, "--outtype", "bf16"]
-            Say(setting.scratch / "gguf.log").run("gguf", *command, "--outfile", weights)
+        setting.model.gguf(self._kind)
 
     def command(self, setting: Setting) -> Command:
         threads = str(len(setting.cores))
-        serve = [str(setting.environment.tool("llama-server")), "-m", str(self._weights(setting)), "--alias", NAME, "--no-webui"]
+        serve = [str(setting.environment.tool("llama-server")), "-m", str(setting.model.gguf(self._kind)), "--alias", NAME, "--no-webui"]
         work = ["-c", str(8 * 512), "--parallel", "8", "--threads", threads, "--threads-batch", threads]
         return Command([*serve, *work, "--host", "127.0.0.1", "--port", str(setting.port)], headers=("Connection=close",))
-
-    def _weights(self, setting: Setting) -> Path:
-        if self._kind == "BF16" and setting.model.published is None:
-            return setting.scratch / "model.gguf"
-        return setting.model.gguf(self._kind)
 
 
 SERVERS: dict[str, Server] = {

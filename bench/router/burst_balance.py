@@ -58,6 +58,7 @@ async def router(redis: RedisServer, workers: list[StandIn], mode: str) -> Async
         "index-namespace": "bench/herd",
         "index-mode": mode,
         "drain-grace": "0",
+        "router-replicas": str(ROUTERS),
     }
     command = [sys.executable, "-m", "fairlead_router.main", *(f"--{flag}={value}" for flag, value in flags.items())]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)

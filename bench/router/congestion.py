@@ -1,8 +1,8 @@
 """What each part of the answer to congestion is worth: the simulator with one of them switched off.
 
 The parts are the score's price of congestion, promises of waiting requests to the index, protection of their prefixes from eviction, and
-the order sjf. Other routers' policies in front of the same pods show what the score is worth. Only this benchmark switches parts off, in
-the modules that it imports.
+the orders of queues. Other routers' policies in front of the same pods show what the score is worth. Only this benchmark switches parts
+off, in the modules that it imports.
 """
 
 from collections.abc import Callable, Iterator

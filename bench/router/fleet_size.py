@@ -6,6 +6,7 @@ and answered at once, so its time is the router's. Two cores serve all of it: a 
 
 import http.client
 import json
+import os
 import statistics
 import sys
 import threading
@@ -17,10 +18,10 @@ from bench.common.report import make_parser, write_report
 from bench.other_servers.fake_fleet import fake_fleet
 from bench.other_servers.process import Running, free_port
 from bench.other_servers.servers import Command
-from bench.router.tracing_cost import python_path
 
 SIZES = (16, 500, 2000, 5000)
 GIVE_UP_SECONDS = 60.0
+PACKAGES = ("common", "index", "router", "operator", "worker", "cli", ".")
 BODY = json.dumps({"model": "bench", "prompt": "A prompt of a few words.", "max_tokens": 1})
 
 
@@ -31,7 +32,8 @@ def measure(checkout: Path, count: int, seconds: float, folder: Path) -> dict[st
         listed.write_text("".join(f"{address}\n" for address in addresses))
         command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), "--log-level", "INFO"]
         command += ["--workers", f"file://{listed}", "--drain-grace", "0", "--drain-timeout", "1"]
-        with Running(Command(command, variables={"PYTHONPATH": python_path(checkout)}), port, log) as router:
+        path = os.pathsep.join(str(checkout / package) for package in PACKAGES)
+        with Running(Command(command, variables={"PYTHONPATH": path}), port, log) as router:
             usable = _wait_until_usable(log, count)
             time.sleep(1)
             before, began = router.cpu_seconds(), time.monotonic()

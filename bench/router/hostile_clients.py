@@ -27,10 +27,10 @@ from tests.servers.redis_server import RedisServer, free_port
 from tests.system.processes import Process, engine_worker, until
 
 from bench.common.report import make_parser, write_report
-from bench.common.serving import percentile
 from bench.hostile.connections import GOOD_KEY, attacking, watching
 from bench.hostile.inputs import KEY, KINDS, MODEL, Kind, Target
 from bench.hostile.search import search
+from fairlead.bench.report import percentile
 from fairlead.random_model import make_model
 
 ALONE_SECONDS, WARM_SECONDS = 1.0, 0.3

@@ -19,7 +19,6 @@ from bench.common.report import make_parser, write_report
 from bench.other_servers.environments import NotMade, make
 from bench.other_servers.process import NotServing, Running, free_port
 from bench.other_servers.servers import Command
-from bench.router.memory_growth import watch
 from bench.router.routers import ROUTERS, of_checkout, own
 from bench.router.tools import NoCompiler, Scenario, Tools, build, load, mock_worker, on_cores
 
@@ -65,8 +64,6 @@ def compare_routers() -> int:
     parser.add_argument("--baseline", type=Path, help="another checkout of Fairlead with its .venv: its router takes turns with this one's")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--streams", type=int, default=1000, help="of the long run (0: leave it out)")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of the long run")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where environments and tools are kept")
     options = parser.parse_args()
     names = options.routers.split(",")
@@ -105,23 +102,13 @@ def compare_routers() -> int:
                     for quantile in ("p50", "p99"):
                         figures[f"added_{quantile}"] = figures[f"whole_{quantile}"] - base[f"whole_{quantile}"]
                     runs[name, scenario.name].append(figures)
-        flat = {}
-        if options.streams and "fairlead" in running:
-            flat = watch(tools, running["fairlead"], options.streams, 60 * options.minutes, cores[1:], scratch)
     table = {key: {figure: median(run[figure] for run in found) for figure in found[0]} for key, found in runs.items()}
     report(table, missing)
     pairs = beside_baseline(runs)
     for pair in pairs:
         print("{router:16} {load:10} {figure:18} {median:6.3f}  of the baseline's ({lowest:.3f} to {highest:.3f})".format(**pair))
     rows = [{"router": name, "load": load_name, **figures} for (name, load_name), figures in table.items()]
-    written = {
-        "rows": rows,
-        "ratios": ratios(table),
-        "flat": flat,
-        "pairs": pairs,
-        "missing": missing,
-    }
-    write_report(__name__, options, written)
+    write_report(__name__, options, {"rows": rows, "ratios": ratios(table), "pairs": pairs, "missing": missing})
     return 0
 
 

@@ -21,7 +21,7 @@ COMMANDS = (
     Command("simulate", "fairlead.simulate.command", MEASURE, "Compare routing policies on a workload with modelled pods."),
     Command("schedule", "fairlead.schedule.command", MEASURE, "Draw a worker's steps: which requests prefilled or decoded, and how long."),
     Command("make-model", "fairlead.random_model.command", TOOLS, "Create a random-weight model with tokenizer and chat template."),
-    Command("migrate", "fairlead.migrate.command", TOOLS, "Turn manifests of KServe, KubeAI, vLLM and others into InferenceServices."),
+    Command("migrate", "fairlead.migrate.command", TOOLS, "Turn manifests of KServe, llm-d, vLLM and others into InferenceServices."),
     Command("keys", "fairlead.keys.command", TOOLS, "API keys of tenants, for a service's Secret."),
 )
 """One line for each subcommand: name, module of its Typer (`app`), heading in `--help`, and summary."""

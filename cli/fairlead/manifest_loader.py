@@ -6,7 +6,16 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Kubernetes has no type for times: kubectl converts YAML to JSON, where a time is its text."""
+    """Kubernetes has no type for times: kubectl converts YAML to JSON, where a time is its text. It refuses a key that appears twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} appears twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _read_text(loader: _Loader, node: yaml.ScalarNode) -> Any:

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import msgspec
+
 ECHO_CHARACTERS: Final = 200
 MESSAGE_CHARACTERS: Final = 1000
 """Limit of a whole message, for library errors that repeat their input."""
@@ -14,5 +16,7 @@ def truncate(text: object, max_characters: int = ECHO_CHARACTERS) -> str:
 
 
 def quote(value: Any) -> str:
-    """Return a client's value for an error message: its repr, at most 200 characters of it."""
-    return truncate(repr(value[: ECHO_CHARACTERS + 1] if isinstance(value, str) else value))
+    """Return a client's value for an error message, at most 200 characters of it: a text in quotes, any other value as JSON."""
+    if isinstance(value, str):
+        return truncate(repr(value[: ECHO_CHARACTERS + 1]))
+    return truncate(msgspec.json.encode(value, enc_hook=repr).decode())

@@ -166,9 +166,9 @@ def _describe_refusal(accepted: tuple[Any, ...], reason: str) -> str:
 
 def _protocol_sections(path: str) -> Iterator[str]:
     """Yield the sections of the Responses or the Messages API."""
-    body, module = PROTOCOL_BODIES[path]
+    body, refused, allowed = PROTOCOL_BODIES[path]
     properties = _properties(body)
-    limited = module.REFUSED.keys() | module.ALLOWED.keys()
+    limited = refused.keys() | allowed.keys()
 
     def describe(name: str) -> str:
         # Fields that the rules of chats check have no type of their own.
@@ -179,9 +179,10 @@ def _protocol_sections(path: str) -> Iterator[str]:
     yield _section("Supported fields", ((name, describe(name)) for name in own))
     shared = ", ".join(f"`{name}`" for name in sorted(SHARED_FIELDS))
     yield f"## Fields of chat completions\n\nThese fields work as in [chat completions](chat.md): {shared}.\n"
-    rows = [(name, re.sub(r"^(not supported[;:,] )?", "refused: ", reason)) for name, reason in module.REFUSED.items()]
-    rows += [(name, "only " + " or ".join(f"`{value}`" for value in values)) for name, values in module.ALLOWED.items()]
-    yield _section("Unsupported fields", sorted(rows), ("Field", "Accepted values and reason"))
+    rows = [(name, re.sub(r"^(not supported[;:,] )?", "refused: ", reason)) for name, reason in refused.items()]
+    rows += [(name, "only " + " or ".join(f"`{value}`" for value in values)) for name, values in allowed.items()]
+    if rows:
+        yield _section("Unsupported fields", sorted(rows), ("Field", "Accepted values and reason"))
 
 
 def _answer_sections(document: Mapping[str, Any], paths: Iterable[str]) -> Iterator[str]:
@@ -221,10 +222,11 @@ def _object_table(name: str, schema: Mapping[str, Any]) -> str:
         return f"`{name}`: {schema.get('description', '')} One of {_describe_field(schema)}.\n"
     required = schema.get("required", ())
     rows = [
-        f"| `{field}` | {_describe_field(node)}{'' if field in required else ', optional'} | {node.get('description', '')} |"
+        f"| `{field}` | {_describe_field(node)}{'' if field in required else ', optional'}{note and '. ' + note} |"
         for field, node in schema["properties"].items()
+        for note in (node.get("description", ""),)
     ]
-    return "\n".join([f"`{name}`: {schema['description']}", "", "| Field | Type | |", "| --- | --- | --- |", *rows]) + "\n"
+    return "\n".join([f"`{name}`: {schema['description']}", "", "| Field | Value |", "| --- | --- |", *rows]) + "\n"
 
 
 def _describe_field(node: Mapping[str, Any]) -> str:

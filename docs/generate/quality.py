@@ -17,56 +17,35 @@ INTRODUCTION = """<!-- Generated from bench/results/quality by docs/generate/qua
 # Quality
 
 What rounding costs: the likelihood of a text in each setting, beside the same model in float32. The reference is transformers in float32,
-the other rows run through the product's engine unless their path is transformers.
+the other rows run through the product's engine unless they name transformers.
 
-    python -m bench quality --json bench/results/quality/likelihood.json
-    python -m bench quality --contexts --json bench/results/quality/contexts.json
+```
+make bench-quality    # python -m bench quality, with and without --contexts
+```
 
-`make bench-quality` runs both and writes this page. `--text FILE` measures another text, `--setting PART` only some rows.
-
-NLL
-:   The mean negative log-likelihood of the text's tokens, in nats. *Change* is its difference from the reference's. Changes of single
-    tokens cancel in it.
-
-Distance
-:   The mean absolute difference of the log-probability of the text's own tokens, in nats. Rounding without direction changes it and hardly
-    the NLL.
-
-Divergence
-:   The mean Kullback-Leibler divergence of the whole distribution from the reference's, in nats. llama.cpp's perplexity tool reports it
-    too.
-
-Agreement
-:   The share of positions whose likeliest token is the reference's: greedy decoding goes the same way there.
-
-Path
-:   *native*: the [native decoder](../design/engine/cpu.md). *modules*: transformers' modules one by one, with the reason if the native
-    decoder was tried and refused.
+It writes this page. `--text FILE` measures another text, `--setting PART` only some rows. *Change* is the difference of the mean negative
+log-likelihood (NLL) of the text's tokens from the reference's, in nats; changes of single tokens cancel in it. *Divergence* is the mean
+Kullback-Leibler divergence of the whole distribution, in nats. *Agreement* is the share of positions whose likeliest token is the
+reference's: greedy decoding goes the same way there.
 
 """
 LIMITS = """## What the tables cannot show
 
-- **SmolLM2's weights were in Q4_1 before.** The only file of it that needs no model hub is. Grids of 4 bits fit such weights unusually
-  well, and Q4_1 loses almost nothing. The same holds for Gemma's published file (Q4_K, Q5_0, Q6_K, Q8_0): *float32* means the weights of
-  these files, widened. The rows compare ways to compute and store these weights, not 4 bits with the authors' own weights.
-- **A grid that is not the weights' own loses more.** Q5_0 and Q5_1 lose more of SmolLM2 than Q4_1 with fewer bits: their steps do not fall
-  on those of Q4_1. Take the order of the types from weights that were never quantized.
-- **Files of other types are made here.** `bench/quality/gguf_files.py` widens the published file and quantizes it again, with the package
-  `gguf`, or for Q4_K, Q5_K and Q6_K with the simple quantizer `bench/quality/k_quants.py`. llama.cpp searches for better scales.
-- **Rows that do not fill blocks of 256 have another type**, as in llama.cpp: Q5_0, Q5_1 and Q8_0 instead of Q4_K, Q5_K and Q6_K. Both
-  models have many of them (576 and 640 inputs). The embedding, which is also the head, has Q8_0 in each of these files.
-- **One text** of 2,500 tokens, written for this benchmark: `bench/quality/text.txt` has stories, a recipe, code, letters and figures. The
-  NLL of so few tokens is uncertain, but rows share the text, so their differences are far more exact.
+- **The weights were in few bits before**: SmolLM2's in Q4_1, Gemma's in Q4_K, Q5_0, Q6_K and Q8_0; *float32* means these, widened. Another
+  grid than the weights' own loses more, as Q5_0 and Q5_1 of SmolLM2 show. So do not take the order of the types from here.
+- **Files of other types are made here** (`bench/quality/gguf_files.py`) with a simple quantizer; llama.cpp searches for better scales. Rows
+  that do not fill blocks of 256 have another type, as in llama.cpp.
+- **One text** of 2,500 tokens (`bench/quality/text.txt`): its NLL is uncertain. Rows share it, so their differences are far more exact.
 - **Likelihood is not ability.** Small models hardly solve tasks, so tasks would measure chance.
-- **KV in float8** needs a GPU. Here the reference backend computes it, module by module, and rounds keys and values to the same numbers.
+- **KV in float8** needs a GPU. Here the reference backend rounds keys and values to the same numbers.
 
 `tests/worker/quality` bounds these figures in each test run.
 """
 CONTEXTS = """## By position in a long context
 
-{title} in {dtype} over {tokens:,} tokens, whole and in other ways. The NLL is that of each quarter of the positions. The last
-tokens repeat the first ones, so the last quarter is likelier. *Differ* counts positions whose bits are not those of the whole prompt: none
-may ([exactness](../design/engine/exactness.md)). A cached prefix is not computed, so its quarters are empty.
+{title} in {dtype} over {tokens:,} tokens, whole and in other ways: NLL of each quarter of the positions. The last tokens repeat the
+first ones, so the last quarter is likelier. *Differ* counts positions whose bits are not those of the whole prompt: none may
+([exactness](../design/engine/exactness.md)). A cached prefix is not computed, so its quarters are empty.
 
 """
 
@@ -75,35 +54,47 @@ def page() -> str:
     """Return the page."""
     likelihood, contexts = (json.loads((REPORTS / f"{name}.json").read_text()) for name in ("likelihood", "contexts"))
     machine = likelihood["machine"]
-    about = f"Measured on {machine['cores']} cores of {machine['cpu']} (level {machine['cpu_level']}), {machine['date'][:10]}, "
-    models = "".join(_model(TITLES[name], results) for name, results in likelihood["results"].items())
-    return f"{INTRODUCTION}{about}commit {machine['commit']}.\n\n{models}{_contexts(contexts['results'])}{LIMITS}"
+    models = likelihood["results"]
+    texts = ", ".join(f"{TITLES[name]} ({results['tokens']:,} tokens)" for name, results in models.items())
+    about = (
+        f"{texts}, on {machine['cores']} cores of {machine['cpu']} (level {machine['cpu_level']}), {machine['date'][:10]}, "
+        f"commit {machine['commit']}.\nOther paths than the [native decoder](../design/engine/cpu.md): {_other_paths(models)}.\n\n"
+    )
+    return f"{INTRODUCTION}{about}{_settings(models)}{_contexts(contexts['results'])}{LIMITS}"
 
 
-def _model(title: str, results: Mapping[str, Any]) -> str:
-    header = ("Setting", "NLL", "Change", "Distance", "Divergence", "Agreement", "Path")
-    rows = [(name, *_figures(row)) for name, row in results["settings"].items()]
-    return f"## {title}\n\n{results['tokens']:,} tokens.\n\n{_table(header, rows)}"
+def _other_paths(models: Mapping[str, Any]) -> str:
+    """Name the rows of the engine that the native decoder did not compute, and what did, with the reason if it refused."""
+    rows = {name: row.get("path", "native") for results in models.values() for name, row in results["settings"].items()}
+    return ", ".join(f"{name} ({path})" for name, path in rows.items() if path not in ("native", "transformers")) or "none"
+
+
+def _settings(models: Mapping[str, Any]) -> str:
+    """Return the table of all models."""
+    header = ("Setting", *(f"{TITLES[name].partition('-')[0]}: {form}" for name in models for form in (*FORMS, "agreement")))
+    names = dict.fromkeys(name for results in models.values() for name in results["settings"])
+    rows = [(name, *(cell for results in models.values() for cell in _figures(results["settings"].get(name, {})))) for name in names]
+    return _table(header, rows)
 
 
 def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     if "skipped" in row:
-        return ("", "", "", "", "", f"left out: {row['skipped']}")
-    change, distance, divergence = (f"{row[name]:{form}}" if name in row else "" for name, form in FORMS.items())
-    agreement = f"{100 * row['agreement']:.1f} %" if "agreement" in row else ""
-    return f"{row['nll']:.4f}", change, distance, divergence, agreement, row["path"]
+        return ("", "", f"left out: {row['skipped']}")
+    if "agreement" not in row:
+        return (f"NLL {row['nll']:.4f}", "", "") if row else ("", "", "")
+    return (*(f"{row[name]:{form}}" for name, form in FORMS.items()), f"{100 * row['agreement']:.1f} %")
 
 
-FORMS = {"change": "+.4f", "distance": ".4f", "divergence": ".4f"}
+FORMS = {"change": "+.4f", "divergence": ".4f"}
 
 
 def _contexts(results: Mapping[str, Any]) -> str:
-    header = ("Way", "1st quarter", "2nd", "3rd", "4th", "Distance", "Differ")
+    header = ("Way", "1st quarter", "2nd", "3rd", "4th", "Differ")
     ways = {name: way for name, way in results.items() if isinstance(way, dict)}
-    rows = [
-        (name, *(_or_empty(nll, ".4f") for nll in way["nll"]), f"{way['distance']:.4f}", _or_empty(way["differ"], ""))
-        for name, way in ways.items()
-    ]
+    figures: dict[tuple[str, ...], list[str]] = {}
+    for name, way in ways.items():
+        figures.setdefault((*(_or_empty(nll, ".4f") for nll in way["nll"]), _or_empty(way["differ"], "")), []).append(name)
+    rows = [(", ".join(names), *row) for row, names in figures.items()]
     text = CONTEXTS.format(title=TITLES["smollm2"], dtype=results["dtype"], tokens=results["tokens"])
     return text + _table(header, rows)
 

@@ -25,7 +25,9 @@ from fairlead_agent.state import Agent
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.engine_runtime import Runtime
+from fairlead_operator.api.fields import changes_of
 from fairlead_operator.children import engine_flags, worker
 from fairlead_operator.children.model_source import model_source
 from fairlead_operator.config import OperatorConfig
@@ -163,35 +165,6 @@ def crd_page() -> str:
 
 # --- Engines
 
-CHANGED: Mapping[str, Any] = {
-    "maxModelLen": 4096,
-    "maxNumSeqs": 8,
-    "chunkedPrefill": "Disabled",
-    "chunkedPrefillSize": 1024,
-    "maxPrefillTokens": 4096,
-    "maxWaitingRequests": 8,
-    "prefillMaxRequests": 1,
-    "itlTargetMilliseconds": 30,
-    "attentionBackend": "Native",
-    "dtype": "BFloat16",
-    "quantization": "FP8",
-    "schedulingPolicy": "FirstComeFirstServed",
-    "tensorParallel": 2,
-    "nodes": 2,
-    "threads": 4,
-    "warmupTokens": 0,
-    "warmupTimeoutSeconds": 1,
-    "speculativeDecoding": {"method": "NGram"},
-    "args": ["--flag=value"],
-    "kvCache.pageTokens": 32,
-    "kvCache.blockTokens": 128,
-    "kvCache.size": "20Gi",
-    "kvCache.dtype": "FP8",
-    "kvCache.pages": 4096,
-    "kvCache.hostSize": "64Gi",
-}
-"""A value other than the default of each field of `spec.engine` that may be a flag."""
-
 
 def engines_page() -> str:
     """Return the page that says which fields of `spec.engine` each runtime has, from what the operator does with them."""
@@ -202,7 +175,9 @@ def engines_page() -> str:
     page += "default: the flags of the engine, or why the field is refused. "
     page += "[Bring your own engine](../guides/engines.md) explains the rest.\n\n"
     rows = []
-    for field, value in CHANGED.items():
+    for field, (value, *_) in changes_of(Engine):
+        if field in ("runtime", "image", "env"):  # the columns, and fields of the container
+            continue
         parent, _, name = field.rpartition(".")
         change = {parent: {name: value}} if parent else {name: value}
         if field == "nodes":
@@ -224,7 +199,7 @@ def use_of(change: Mapping[str, Any], runtime: str) -> str:
         added = [flag for flag in flags(change) if flag not in flags({})]
     except InvalidManifest as error:
         return f"refused: {str(error).partition(': ')[2].rpartition(' (got')[0]}"
-    return ", ".join(f"`{flag}`" for flag in added) or "an environment variable"
+    return ", ".join(f"`{flag}`" for flag in added) or ("an environment variable" if runtime == "Fairlead" else "the engine's own way")
 
 
 # --- Flags
@@ -393,7 +368,7 @@ def chart_table() -> str:
 # --- Hooks
 
 REPOSITORY = "https://github.com/fairlead/fairlead/blob/main/"
-OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:examples|charts|bench|tests|e2e)/[^)]*)\)")
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:examples|charts|bench|release|tests|e2e)/[^)]*)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""Consistent hashing (Karger et al. 1997): finds a prompt's home workers in logarithmic time. `route.lua` has the same ring in Redis."""
+"""Consistent hashing (Karger et al. 1997): finds a prompt's home worker in logarithmic time."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Iterable
@@ -8,11 +8,11 @@ from itertools import chain, islice
 from typing import Final
 
 POINTS: Final = 10
-"""Points per member: POINTS in common.lua. More would balance homes better, but a prompt goes to the sooner of its two homes anyway."""
+"""Points per member. More would balance homes better."""
 FEW: Final = 8
 """Members that are inserted one by one."""
 SEEN: Final = 64
-"""Limit of points scanned in each direction: SEEN in route.lua."""
+"""Limit of points scanned in each direction."""
 
 
 class Ring:
@@ -83,5 +83,5 @@ class Ring:
 
 @lru_cache(maxsize=4096)
 def points_of(member: str) -> tuple[int, ...]:
-    """Return the member's places, as join.lua computes them."""
+    """Return the member's places."""
     return tuple(int(sha1(f"{member}#{n}".encode(), usedforsecurity=False).hexdigest()[:8], 16) for n in range(POINTS))

@@ -1,20 +1,21 @@
-"""The score of `route.lua` in Python, for choices without Redis. A test compares the two; docs/design/prefix-index/score.md explains it."""
+"""The score: which worker should start a prompt. Pure. docs/design/prefix-index/score.md explains it.
 
-from collections.abc import Collection, Iterable, Sequence
+Routers run it with and without Redis, and `fairlead simulate` too.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha1
 from typing import Final
 
 PRIOR_RATE: Final = 4000.0
-SLACK: Final = 1.25
 CIRCLE: Final = 67108859
-ITL_STEPS: Final = 4
 SMALL_FLEET: Final = 16
 """Largest fleet of which all workers are scored for a prompt."""
 CONSIDERED: Final = 12
-"""Workers scored in a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So the cost of a choice
-does not grow with the fleet (power of d choices: Mitzenmacher 2001)."""
+"""Workers scored in a larger fleet: the HOLDERS deepest holders of the prompt, then the soonest. So the cost of a choice does not grow with
+the fleet (power of d choices: Mitzenmacher 2001)."""
 HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
@@ -77,30 +78,21 @@ class StartEstimate:
             "work": self.work,
             "step": self.step,
             "price": self.price,
-            "stream": ITL_STEPS * self.step,
         }
 
 
-def rank_candidates(
-    workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, homes: Collection[str] = ()
-) -> list[StartEstimate]:
+def rank_candidates(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[StartEstimate]:
     """Return the `wanted` best workers for the prompt, best first. `hashes`: the prompt's blocks, packed. `request`: 8 random bytes.
-    `homes`: addresses of the workers that are home of a cold prompt (`Ring.homes` of its first block)."""
+
+    Of equals the lower rank wins: all routers give the first block without a holder the same ranks.
+    """
     known = list(workers)
     blocks = len(hashes) // 8
     deepest = max((worker.depth for worker in known), default=0)
     block = deepest if deepest < blocks else deepest - 1  # the first block without a holder
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
     mean = congestion(known)
-    starts = sorted((_estimate(worker, prompt_tokens, key, mean) for worker in known), key=_order)
-    best = starts[:wanted]
-    if deepest or not blocks or not homes:
-        return best
-    home = min((start for start in starts if start.address in homes), key=_order)
-    first = best[0]
-    if home is not first and home.seconds <= min(SLACK * first.seconds, first.seconds + home.work) and (home.fits or not first.fits):
-        best = [home, *(start for start in best if start is not home)][:wanted]
-    return best
+    return sorted((_estimate(worker, prompt_tokens, key, mean) for worker in known), key=_order)[:wanted]
 
 
 def congestion(workers: Sequence[ScoredWorker]) -> float:
@@ -119,11 +111,11 @@ def _pending(worker: ScoredWorker) -> float:
 
 
 def ready_key(worker: ScoredWorker, now: float) -> float:
-    """Return `now` plus the score of an uncached prompt of USUAL_TOKENS, in seconds: the order of `r:ready`."""
+    """Return `now` plus the score of an uncached prompt of USUAL_TOKENS without the price, in seconds."""
     work = USUAL_TOKENS / (worker.rate or PRIOR_RATE)
     waits = prefill_seconds(worker) + worker.step
     full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
-    return now + waits + work + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
+    return now + waits + work + (NO_ROOM if full else 0.0)
 
 
 def prefill_seconds(worker: ScoredWorker) -> float:
@@ -144,7 +136,7 @@ def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: 
     seconds = (backlog + worker.reserved_tokens) / rate + work + step
     delayed = (_pending(worker) + congestion) / 2 + delayed_arrivals(worker, work)
     price = work * delayed if delayed else 0.0  # a forged rate can make the work infinite, and infinity times 0 is NaN
-    score = seconds + (price + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
+    score = seconds + price
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
     rank = _rank(worker.address, key)
     return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, worker.reserved_tokens, rate, step)
@@ -158,7 +150,7 @@ def _rank(address: str, key: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def seed(address: str) -> int:
-    """Return the place of an address on the circle, as the index stores it."""
+    """Return the place of an address on the circle."""
     return int(sha1(address.encode(), usedforsecurity=False).hexdigest()[:8], 16) % CIRCLE
 
 

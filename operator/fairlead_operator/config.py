@@ -34,13 +34,11 @@ class OperatorConfig(BaseSettings):
         "", description="Comma-separated pull secrets of services without spec.imagePullSecrets, in their own namespaces."
     )
     redis_url: str = Field("", description="Redis of the prefix index; empty: no index, routers choose workers by load.")
-    redis_username: str = Field("", description="The operator's own Redis user; empty: default.")
-    redis_password_file: str = Field("", description="File with the password, read at each connection.")
-    redis_ca_file: str = Field("", description="PEM file of the authorities that verify a rediss:// server; empty: the system's.")
-    redis_cert_file: str = Field("", description="PEM file of a client certificate, also given to workers and routers.")
-    redis_key_file: str = Field("", description="PEM file of the certificate's private key.")
-    redis_sentinel_username_file: str = Field("", description="File with the sentinels' user, also given to workers and routers.")
-    redis_sentinel_password_file: str = Field("", description="File with the password of the sentinels' user.")
+    redis_credentials: str = Field(
+        "",
+        description="Folder with the files username, password, ca.crt, tls.crt, tls.key, sentinel-username and sentinel-password, each "
+        "optional, read at each connection. Certificates and sentinels' logins are also given to workers and routers.",
+    )
     redis_bundled: bool = Field(False, description="Redis is the chart's: the operator manages its password and certificate.")
     credentials_secret: str = Field(
         "", description="The operator's own Secret, which it creates; empty: services get no Redis credentials."
@@ -89,35 +87,14 @@ class OperatorConfig(BaseSettings):
         if value:
             parse_url(value)
         if has_password(value):
-            raise ValueError("contains a password, which every pod's arguments would show: use --redis-password-file")
+            raise ValueError("contains a password, which every pod's arguments would show: use --redis-credentials")
         return value
 
     @model_validator(mode="after")
-    def _certificates(self) -> Self:
-        given = [f"--redis-{kind}-file" for kind in ("ca", "cert", "key") if getattr(self, f"redis_{kind}_file")]
-        if given and not self.redis_url.startswith("rediss"):
-            raise ValueError(f"{given[0]} is for TLS: give a rediss:// URL")
-        if bool(self.redis_cert_file) != bool(self.redis_key_file):
-            raise ValueError("--redis-cert-file and --redis-key-file go together")
-        if (self.redis_sentinel_username_file or self.redis_sentinel_password_file) and "+sentinel://" not in self.redis_url:
-            raise ValueError("--redis-sentinel-password-file is for sentinels: give a redis+sentinel:// URL")
+    def _needs_a_secret(self) -> Self:
         if self.redis_bundled and not self.credentials_secret:
             raise ValueError("--redis-bundled needs --credentials-secret, which holds the administrator's password")
         return self
-
-    @property
-    def redis_files(self) -> tuple[str, ...]:
-        """Keys of the Secrets that workers and routers mount."""
-        if not (self.redis_url and self.credentials_secret):
-            return ()
-        has_authority = self.redis_ca_file or (self.redis_bundled and self.redis_url.startswith("rediss"))
-        return (
-            *(("username", "password") if self.redis_bundled or self.redis_password_file else ()),
-            *(("ca.crt",) if has_authority else ()),
-            *(("tls.crt", "tls.key") if self.redis_cert_file else ()),
-            *(("sentinel-username",) if self.redis_sentinel_username_file else ()),
-            *(("sentinel-password",) if self.redis_sentinel_password_file else ()),
-        )
 
     @property
     def watched_namespaces(self) -> tuple[str, ...]:
@@ -135,7 +112,7 @@ class OperatorConfig(BaseSettings):
             image_pull_policy=self.image_pull_policy,
             image_pull_secrets=_names(self.image_pull_secrets),
             redis_url=self.redis_url,
-            redis_files=self.redis_files,
+            redis_credentials=bool(self.redis_url and self.credentials_secret),
             default_gpus=self.default_gpus,
             cluster_domain=self.cluster_domain,
             assigned_user_ids=self.assigned_user_ids,

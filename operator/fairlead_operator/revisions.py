@@ -52,9 +52,7 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
 
 def worker_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about worker pods. It does not depend on the operator's version or configuration."""
-    shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _index_fields(
-        service
-    )
+    shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets")
     shaping["model"].get("cache", {}).pop("prefetch", None)  # a Job's, not the workers'
     rollout = non_default_fields(service.spec.rollout, "drain_timeout_seconds", "restarted_at")
     return names.digest([shaping, rollout, service.served_model_name])
@@ -66,7 +64,6 @@ def router_revision(service: InferenceService) -> str:
         "image",
         "policy",
         "index_mode",
-        "index_groups",
         "forwarding_mode",
         "metrics_names",
         "hold_timeout_seconds",
@@ -108,11 +105,6 @@ def batch_revision(service: InferenceService) -> str:
 def scales_to_zero(service: InferenceService) -> bool:
     """Return whether routers must accept requests while no worker exists: otherwise nothing would notice a request."""
     return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
-
-
-def _index_fields(service: InferenceService) -> dict[str, object]:
-    """Return what the spec says about the index. Workers and routers must agree on it, so a change rolls both."""
-    return non_default_fields(service.spec.routing, "index_groups")
 
 
 @dataclass(frozen=True)

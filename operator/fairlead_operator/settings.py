@@ -30,7 +30,7 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()  # of services without their own, in the service's namespace
     redis_url: str = ""  # empty: no index, routers route by load
-    redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: none is needed
+    redis_credentials: bool = False  # workers and routers get Secrets with which they reach Redis
     default_gpus: int = 1  # of a worker whose manifest has no value, times engine.tensorParallel
     cluster_domain: str = "cluster.local"
     assigned_user_ids: bool = False  # pods name no user and group: the cluster assigns them, as OpenShift does

@@ -11,8 +11,10 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
+from fairlead_common.http.client_connection import Request
 from fairlead_common.http.origins import FOREIGN, FOREIGN_CHANGE, is_foreign, is_foreign_to_admin, parse_origins
-from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
+from fairlead_common.http.response import Reply
+from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, ModelList, to_anthropic_list, to_anthropic_model
 from fairlead_common.protocols.paths import CHAT
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
@@ -40,16 +42,15 @@ from fairlead_router.paths import (
     STORED,
     methods_of,
 )
-from fairlead_router.request.client_request import Call, linger
+from fairlead_router.request.client_request import Call, RequestHead, linger
+from fairlead_router.request.price import REFUSED_PRICE
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.request.validation import too_long
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
 from fairlead_router.tenancy.tenants import ANONYMOUS, read_credential
-from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.cors import Cors
-from fairlead_router.wire.response import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -84,129 +85,145 @@ class App:
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
-        path = request.path
-        if self._console is not None and is_console_path(path):  # before CORS: no other page may read it
-            await self._console.answer(request, reply)
+        if await self._answer_page(request, reply):
             return
-        if path in ADMIN:
-            if (refusal := self._refuse_admin(request)) is not None:
-                reply.send(refusal.status, refusal.body, refusal.headers)
-                return
-        elif self._cors is not None and self._cors.answer(request, reply):
-            return
-        handler, page = self._router.handler, self._pages.get(path)
-        served = self._serves(path)
-        if served and request.method in ("GET", "HEAD"):
-            if path.startswith(MODEL) or path == MODELS:
-                anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
-                page = partial(self._model, path.removeprefix(MODEL), anthropic) if path != MODELS else partial(self._models, anthropic)
-            if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
-                await _show(page, reply)
-                return
-            if path == PROBE:
-                status, body = await self._router.probe.run()
-                reply.send(status, body)
-                return
-        if served and path == DEMAND and request.method in METHODS[DEMAND]:
-            await self._demand(request, reply)
-            return
-        call, counted = Call.from_request(request, self._session_header), False
+        call = Call(RequestHead.read(request, self._session_header, self._own_headers))
         if self._logs_json:
             call.trace_id = read_trace_id(request.headers)
-            bind_request(call.id, call.trace_id)
-        if self._own_headers:
-            call.forwarded_headers = [header for header in call.forwarded_headers if header[0] not in self._own_headers]
+            bind_request(call.head.id, call.trace_id)
         try:
-            is_score = path == SCORE and self._part == "all" and not handler.is_own(call.credential)  # the service itself has no tenant
-            if path in POSTED or path in REFERENCE or path.startswith("/v1/") or is_score:
-                handler.authenticate(call)
-                if self._router.services is None or path not in POSTED:
-                    handler.select_class(call)
-            if self._router.tracer is not None:
-                self._start_span(self._router.tracer, call, request)
-            batches = self._router.batches
-            if batches is not None and served and batches.serves(path):
-                self._check_origin(request)
-                await batches.forward(call, request, reply)
-                return
-            allowed = methods_of(path) if served else ()
-            if not allowed:
-                hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."
-                raise ApiError(404, f"There is no path {truncate(path)} here.{hint}", code="not_found")
-            if call.method not in allowed:
-                allow = ", ".join(allowed)
-                message = f"{call.method} is not allowed on {truncate(path)}; use {allow}."
-                raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
-            if page is not None:
-                call.status = 200
-                await _show(page, reply)
-                return
-            if path in REFERENCE:
-                await handler.forward_unprompted(call, reply)
-                return
-            if path.startswith(STORED):  # any worker reads them, for the tenant in the header
-                await call.read_body(request, self._router.config.max_body_bytes)
-                call.body = b""
-                await handler.forward_unprompted(call, reply)
-                return
-            services = self._router.services
-            if services is not None:  # its own service counts the quota of another service's model
-                await call.read_body(request, self._router.config.max_body_bytes)
-                route = services.find(request, call.body, self._router.prompts.model_names())
-                if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
-                    await services.forward(call, request, reply, route)
-                    return
-                handler.select_class(call)  # not before: another service has its own classes
-            if path in QUERIES:
-                await self._query(call, request, reply)
-                return
-            assert call.account is not None
-            handler.check_quota(call.account)
-            if services is None:
-                await call.read_body(request, self._router.config.max_body_bytes)
-            table = self._router.table
-            if not table.any_usable() and not table.last_runtime:  # another engine has other fields
-                assert call.account is not None
-                await self._router.prompts.validate(path, call.body, call.caller.tenant.name, call.account.use)
-            if path in PROMPTED:
-                prompt = await self._prompt(call)
-                self._router.demand.request_started(0 if call.is_best_effort else prompt.length)
-                counted = True
-                if self._router.redirector.is_enabled and not has_opted_out(request.headers) and not uses_stored_response(path, call.body):
-                    raise await self._router.redirector.redirect(call, prompt)
-                await handler.forward(call, prompt, reply)
-            else:
-                assert call.account is not None
-                await self._router.prompts.check_size(call.body, call.account.use)
-                self._router.demand.request_started()
-                counted = True
-                await handler.forward_unprompted(call, reply)
+            await self._answer(call, request, reply)
         except ApiError as error:
             await self._refuse(call, error, request, reply)
         except asyncio.CancelledError:
             if request.is_disconnected:
-                call.ending = "client_gone"
+                call.outcome.ending = "client_gone"
             else:  # the drain timeout has passed
-                call.ending = "broken"
-                if not reply.started or call.is_held:
-                    await self._refuse(call, unavailable(SHUTTING_DOWN, retry_after=1), request, reply)
+                await self._end_broken(call, unavailable(SHUTTING_DOWN, retry_after=1), request, reply)
         except Exception:
-            logger.exception("request %s: internal error of the router", call.id)
-            call.ending = "broken"
-            if not reply.started or call.is_held:  # else closing the connection tells the client that the answer is truncated
-                await self._refuse(
-                    call,
-                    ApiError(500, f"The router failed: its log has the cause under {call.id}.", kind="server_error", code="internal"),
-                    request,
-                    reply,
-                )
+            logger.exception("request %s: internal error of the router", call.head.id)
+            message = f"The router failed: its log has the cause under {call.head.id}."
+            await self._end_broken(call, ApiError(500, message, kind="server_error", code="internal"), request, reply)
         finally:
-            if counted:
+            if call.is_counted:
                 self._router.demand.request_ended(call)
             call.release_body()
             self._log(call)
             if self._router.tracer is not None:
                 self._end_span(call)
+
+    async def _answer_page(self, request: Request, reply: Reply) -> bool:
+        """Answer what needs neither a key nor a line in the access log. Return False for any other request."""
+        path, keys = request.path, self._router.handler.keys
+        if self._console is not None and is_console_path(path):  # before CORS: no other page may read it
+            await self._console.answer(request, reply)
+            return True
+        if path in ADMIN:
+            if (refusal := self._refuse_admin(request)) is not None:
+                reply.send(refusal.status, refusal.body, refusal.headers)
+                return True
+        elif self._cors is not None and self._cors.answer(request, reply):
+            return True
+        if not self._serves(path):
+            return False
+        if request.method in ("GET", "HEAD"):
+            page = self._find_page(request)
+            if page is not None and not (keys.is_required and path.startswith("/v1/")):
+                await _show(page, reply)
+                return True
+            if path == PROBE:
+                reply.send(*await self._router.probe.run())
+                return True
+        if path == DEMAND and request.method in METHODS[DEMAND]:
+            await self._demand(request, reply)
+            return True
+        return False
+
+    def _find_page(self, request: Request) -> Page | None:
+        path = request.path
+        if not self._serves(path) or not (path == MODELS or path.startswith(MODEL)):
+            return self._pages.get(path)
+        anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
+        return partial(self._models, anthropic) if path == MODELS else partial(self._model, path.removeprefix(MODEL), anthropic)
+
+    async def _answer(self, call: Call, request: Request, reply: Reply) -> None:
+        """Authenticate a request, and answer it by its path. Raises ApiError."""
+        router, path, limit = self._router, call.head.path, self._router.config.max_body_bytes
+        self._authenticate(call, request)
+        if router.tracer is not None:
+            self._start_span(router.tracer, call, request)
+        if router.batches is not None and self._serves(path) and router.batches.serves(path):
+            self._check_origin(request)
+            await router.batches.forward(call, request, reply)
+            return
+        self._check_method(call.head)
+        if call.head.method in ("GET", "HEAD") and (page := self._find_page(request)) is not None:
+            call.outcome.status = 200
+            await _show(page, reply)
+        elif path in REFERENCE:
+            await router.handler.forward_unprompted(call, reply)
+        elif path.startswith(STORED):  # any worker reads them, for the tenant in the header
+            await call.read_body(request, limit)
+            call.body = b""
+            await router.handler.forward_unprompted(call, reply)
+        elif router.services is None:
+            await (self._query if path in QUERIES else self._infer)(call, request, reply)
+        else:  # its own service counts the quota of another service's model
+            await call.read_body(request, limit)
+            route = router.services.find(request, call.body, router.prompts.model_names())
+            if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
+                await router.services.forward(call, request, reply, route)
+                return
+            router.handler.select_class(call)  # not before: another service has its own classes
+            await (self._query if path in QUERIES else self._infer)(call, request, reply)
+
+    def _authenticate(self, call: Call, request: Request) -> None:
+        handler, path = self._router.handler, call.head.path
+        credential = read_credential(request.headers)
+        is_score = path == SCORE and self._part == "all" and not handler.is_own(credential)  # the service itself has no tenant
+        if path in POSTED or path in REFERENCE or path.startswith("/v1/") or is_score:
+            handler.authenticate(call, credential)
+            if self._router.services is None or path not in POSTED:
+                handler.select_class(call)
+
+    def _check_method(self, head: RequestHead) -> None:
+        """Raise ApiError: 404 for a path that this port does not serve, 405 for a method that the path does not have."""
+        allowed = methods_of(head.path) if self._serves(head.path) else ()
+        if not allowed:
+            hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."
+            raise ApiError(404, f"There is no path {truncate(head.path)} here.{hint}", code="not_found")
+        if head.method not in allowed:
+            allow = ", ".join(allowed)
+            message = f"{head.method} is not allowed on {truncate(head.path)}; use {allow}."
+            raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
+
+    async def _infer(self, call: Call, request: Request, reply: Reply) -> None:
+        """Answer a request for the engine. With routes to other services, its body is read already."""
+        router, path = self._router, call.head.path
+        assert call.account is not None
+        router.handler.check_quota(call.account)
+        if router.services is None:
+            await call.read_body(request, router.config.max_body_bytes)
+        if not router.table.any_usable() and not router.table.last_runtime:  # another engine has other fields
+            await router.prompts.validate(path, call.body, call.caller.tenant.name, call.account.use)
+        if path not in PROMPTED:
+            await router.prompts.check_size(call.body, call.account.use)
+            router.demand.request_started()
+            call.is_counted = True
+            await router.handler.forward_unprompted(call, reply)
+            return
+        prompt = await self._prompt(call)
+        router.demand.request_started(0 if call.is_best_effort else prompt.length)
+        call.is_counted = True
+        if router.redirector.is_enabled and not has_opted_out(request.headers) and not uses_stored_response(path, call.body):
+            raise await router.redirector.redirect(call, prompt)
+        await router.handler.forward(call, prompt, reply)
+
+    async def _end_broken(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
+        """End a request that failed here. Once its answer has begun, closing the connection tells the client that it is truncated."""
+        call.outcome.ending = "broken"
+        if not reply.started or call.is_held:
+            await self._refuse(call, error, request, reply)
 
     def _serves(self, path: str) -> bool:
         return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
@@ -218,8 +235,8 @@ class App:
             return ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin")
         try:
             if self._part == "all":
-                credential = read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
-                self._router.handler.check_admin(credential, changes_state=request.path == DEMAND and request.method not in SAFE)
+                changes_state = request.path == DEMAND and request.method not in SAFE
+                self._router.handler.check_admin(read_credential(request.headers), changes_state=changes_state)
         except ApiError as error:
             return error
         return None
@@ -246,7 +263,7 @@ class App:
     async def _query(self, call: Call, request: Request, reply: Reply) -> None:
         router, tenant = self._router, call.caller.tenant.name
         limit, reason = router.config.max_body_bytes, "--max-body-bytes"
-        if call.path != SCORE and (most := router.queries.body_limit(call.path)) < limit:
+        if call.head.path != SCORE and (most := router.queries.body_limit(call.head.path)) < limit:
             limit, reason = most, "queries: the model's context"
         if call.account is not None:  # None on the admin port, which has no tenants
             router.handler.check_quota(call.account)
@@ -258,91 +275,94 @@ class App:
         finally:
             if call.account is not None:
                 router.handler.charge_query(call.account, min(request.received, limit), len(router.table))
-        if call.path == SCORE:
+        if call.head.path == SCORE:
             body = await router.score_page.answer(call.body, call.caller)
         else:
-            body = await router.queries.answer(call.path, call.body, tenant, call.caller.salt)
-        call.status = 200
-        reply.send(200, body, [(b"x-request-id", call.id.encode())])
+            body = await router.queries.answer(call.head.path, call.body, tenant, call.caller.salt)
+        call.outcome.status = 200
+        reply.send(200, body, [(b"x-request-id", call.head.id.encode())])
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
         with call.span.child("tokenize"):
             assert call.account is not None
             tenant, pay = call.caller.tenant.name, call.account.use
-            prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, tenant, pay)
+            prompt = await self._router.prompts.read(call.head.path, call.body, call.caller.salt, call.head.session, tenant, pay)
             if prompt.min_tokens and not self._router.table.last_runtime:  # another engine may cut it
-                raise too_long(call.path, prompt.min_tokens, prompt.longest)
-            if call.path == CHAT:
+                raise too_long(call.head.path, prompt.min_tokens, prompt.longest)
+            if call.head.path == CHAT:
                 prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)
-        call.prompt_tokens, call.model = prompt.length, prompt.model
+        call.outcome.prompt_tokens, call.outcome.model = prompt.length, prompt.model
         return prompt
 
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
-        call.status = error.status
-        body = error.document(call.path)
+        call.outcome.status = error.status
+        # A query has paid, and a client that must wait pays when its request runs.
+        if call.account is not None and call.head.path not in QUERIES and 400 <= error.status < 500 and error.status != 429:
+            call.account.use(REFUSED_PRICE)
+        body = error.document(call.head.path)
         if call.is_held and call.held_stream is not None:
             call.held_stream.fail(body)
             return
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.id.encode())])
+        reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.head.id.encode())])
         reply.write(body)
         if (b"connection", b"close") in error.headers:
             await linger(request)
         reply.end()
 
     def _log(self, call: Call) -> None:
-        now = monotonic()
-        path = call.path if call.path in POSTED else "other"
-        status = str(call.status) if call.status else "499"
-        if call.other_service:  # the errors of another service are not this one's
-            self._router.metrics.forwarded.labels(call.other_service, status).inc()
+        now, outcome = monotonic(), call.outcome
+        path = call.head.path if call.head.path in POSTED else "other"
+        status = str(outcome.status) if outcome.status else "499"
+        if outcome.other_service:  # the errors of another service are not this one's
+            self._router.metrics.forwarded.labels(outcome.other_service, status).inc()
         else:
             self._router.metrics.count_request(path, status)
         if call.service_class is not None and path in PROMPTED:
             self._router.slo_report.record(call, now)
-        if self._router.stack_metrics is not None and path in PROMPTED and call.prompt_tokens is not None:
+        if self._router.stack_metrics is not None and path in PROMPTED and outcome.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
         is_known = call.caller is not ANONYMOUS or not self._router.handler.keys.is_required
         if self._router.request_log is not None and path in PROMPTED and is_known:  # strangers must not push out requests
             self._router.request_log.record(call, now)
         if self._access.is_enabled:
+            first = "-" if outcome.first_byte_at is None else f"{1000 * (outcome.first_byte_at - call.head.started_at):.1f}"
             self._access.write(
-                f"{call.id} {call.method} {path} {status} caller={call.log_name} class={call.class_name}"
-                f" worker={call.worker or '-'} attempts={call.attempts}"
-                f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted_tokens)}"
-                f" cached={_or_dash(call.cached_tokens)}"
-                f" ttfb_ms={'-' if call.first_byte_at is None else f'{1000 * (call.first_byte_at - call.started_at):.1f}'}"
-                f" total_ms={1000 * (now - call.started_at):.1f} bytes={call.bytes_out} end={call.ending}",
-                call.id,
+                f"{call.head.id} {call.head.method} {path} {status} caller={call.log_name} class={call.class_name}"
+                f" worker={outcome.worker or '-'} attempts={outcome.attempts}"
+                f" prompt_tokens={_or_dash(outcome.prompt_tokens)} predicted={_or_dash(outcome.predicted_tokens)}"
+                f" cached={_or_dash(outcome.cached_tokens)} ttfb_ms={first}"
+                f" total_ms={1000 * (now - call.head.started_at):.1f} bytes={outcome.bytes_out} end={outcome.ending}",
+                call.head.id,
                 call.trace_id,
             )
 
     def _start_span(self, tracer: Tracer, call: Call, request: Request) -> None:
         """Start the request's span once its key is accepted: strangers must not fill the collector."""
-        name = f"{call.method} {call.path if call.path in POSTED else 'other'}"
-        call.span = tracer.start(name, request.headers, call.started_at)
+        name = f"{call.head.method} {call.head.path if call.head.path in POSTED else 'other'}"
+        call.span = tracer.start(name, request.headers, call.head.started_at)
         call.trace_id = call.span.trace_id
         if self._logs_json:
-            bind_request(call.id, call.trace_id)
+            bind_request(call.head.id, call.trace_id)
 
     def _end_span(self, call: Call) -> None:
         call.span.set(
             {
-                "http.request.method": call.method,
-                "http.response.status_code": call.status or 499,
-                "fairlead.request_id": call.id,
+                "http.request.method": call.head.method,
+                "http.response.status_code": call.outcome.status or 499,
+                "fairlead.request_id": call.head.id,
                 "fairlead.tenant": call.caller.tenant.name or None,
-                "fairlead.worker": call.worker or None,
-                "fairlead.attempts": call.attempts,
-                "gen_ai.usage.input_tokens": call.prompt_tokens,
-                "fairlead.predicted_cached_tokens": call.predicted_tokens,
-                "fairlead.cached_tokens": call.cached_tokens,
+                "fairlead.worker": call.outcome.worker or None,
+                "fairlead.attempts": call.outcome.attempts,
+                "gen_ai.usage.input_tokens": call.outcome.prompt_tokens,
+                "fairlead.predicted_cached_tokens": call.outcome.predicted_tokens,
+                "fairlead.cached_tokens": call.outcome.cached_tokens,
             }
         )
-        if call.status >= 500 or call.ending != "ok":
-            call.span.fail(call.ending if call.ending != "ok" else f"status {call.status}")
+        if call.outcome.status >= 500 or call.outcome.ending != "ok":
+            call.span.fail(call.outcome.ending if call.outcome.ending != "ok" else f"status {call.outcome.status}")
         call.span.end()
 
     # Pages
@@ -368,11 +388,11 @@ class App:
 
     def _models(self, anthropic: bool, reply: Reply) -> None:
         models = self._router.models()
-        reply.send(200, msgspec.json.encode(to_anthropic_list(models) if anthropic else {"object": "list", "data": models}))
+        reply.send(200, msgspec.json.encode(to_anthropic_list(models) if anthropic else ModelList(models)))
 
     def _model(self, name: str, anthropic: bool, reply: Reply) -> None:
         for model in self._router.models():
-            if model["id"] == name:
+            if model.id == name:
                 reply.send(200, msgspec.json.encode(to_anthropic_model(model) if anthropic else model))
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")

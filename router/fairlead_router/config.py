@@ -8,7 +8,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_common.http.origins import parse_origins
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
-from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, redact_url
 from fairlead_router.service_classes import ServiceClasses, parse_classes
 
@@ -48,16 +47,12 @@ class RouterConfig(BaseSettings):
     )
     worker_admin_port: OptionalPort = Field(None, description="the workers' FAIRLEAD_ADMIN_PORT (empty: they have none)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
-    index_groups: int = Field(1, ge=1, le=MAX_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
-    redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
-    redis_username_file: str = Field("", description="file with the name of the Redis user, read at each connection")
-    redis_password_file: str = Field("", description="file with the password of the Redis user, read at each connection")
-    redis_ca_file: str = Field("", description="PEM file of the authorities that a rediss:// server is verified by (empty: the system's)")
-    redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
-    redis_key_file: str = Field("", description="PEM file of the private key of --redis-cert-file")
-    redis_sentinel_username_file: str = Field("", description="file with the name of the sentinels' user, read at each connection")
-    redis_sentinel_password_file: str = Field("", description="file with the password of the sentinels' user, read at each connection")
+    redis_credentials: str = Field(
+        "",
+        description="folder with the files username, password, ca.crt, tls.crt, tls.key, sentinel-username and sentinel-password, each "
+        "optional, read at each connection (empty: none)",
+    )
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     session_header: str = Field(
@@ -175,11 +170,7 @@ class RouterConfig(BaseSettings):
     @property
     def redis(self) -> RedisAccess | None:
         """Access to Redis; None without `--redis-url`. Raises ValueError for an invalid combination."""
-        if not self.redis_url:
-            return None
-        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
-        sentinel_files = (self.redis_sentinel_username_file, self.redis_sentinel_password_file)
-        return RedisAccess(self.redis_url, self.redis_username, *files, *sentinel_files)
+        return RedisAccess(self.redis_url, self.redis_credentials) if self.redis_url else None
 
     def describe(self) -> dict[str, object]:
         """Return the configuration for the log at start, without the password of the Redis URL."""

@@ -41,7 +41,7 @@ def main() -> None:
     access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.describe(), default=str))
     if has_password(config.redis_url):
-        logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
+        logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-credentials")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # a stream needs two sockets, and the usual soft limit is 1,024
     freeze_gc()

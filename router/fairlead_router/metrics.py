@@ -14,7 +14,7 @@ from fairlead_router.fleet.workers import WorkerTable, slices
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _REFUSED = ("key", "quota", "queue", "queue_timeout", "slo", "cached_first", "hold")
-_RETRIED = ("connect", "lost", "refused", "busy", "withdrawn", "canary")
+_RETRIED = ("connect", "lost", "refused", "busy", "canary")
 _TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 

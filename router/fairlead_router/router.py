@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_common.protocols.model_list import Model
 from fairlead_common.telemetry.tracer import create_tracer
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
@@ -34,7 +35,8 @@ from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.canary_metrics import CanaryMetrics
 from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRobin, Session
-from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
+from fairlead_router.routing.prefix_aware import PrefixAware
+from fairlead_router.routing.prefix_lookup import IndexConfig
 from fairlead_router.serving.admission import Admission
 from fairlead_router.serving.demand import Demand
 from fairlead_router.serving.model_routes import ModelRoutes
@@ -43,7 +45,6 @@ from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.serving.slo_gate import SloGate
 from fairlead_router.serving.slo_report import SloReport
-from fairlead_router.serving.withdrawal import Withdrawals
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
@@ -91,16 +92,15 @@ class Router:
         self._routing_policy: Policy = self.canary or self.policy
         self.scale_up = ScaleUpStatus()
         classes = config.service_classes
-        predict = self.policy.predict if isinstance(self.policy, PrefixAware) else lambda request: {}
-        shared = self.policy.prefill_seconds if isinstance(self.policy, PrefixAware) else lambda address: 0.0
+        prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
+        predict = prefix_aware.predict if prefix_aware else lambda request: {}
+        shared = prefix_aware.prefill_seconds if prefix_aware else lambda address: 0.0
         gate = SloGate(self.table, self.metrics, classes, predict, shared)
         self.admission = Admission(config, self.table, self.metrics, self.scale_up, gate, predict)
         self.slo_report = SloReport(self.metrics, classes)
-        unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
+        unique_shares = prefix_aware.unique_shares if prefix_aware else dict
         self.demand = Demand(self.table, self.scale_up, self.admission.queued, unique_shares)
-        rank = self.policy.rank if isinstance(self.policy, PrefixAware) else None
-        self._withdrawals = Withdrawals(self.table, rank, self.metrics.task_failures)
-        self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission, self._withdrawals)
+        self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.handler = RequestHandler(config, self.admission, self.proxy, self.metrics, scripts)
@@ -108,7 +108,6 @@ class Router:
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         index = self._index_config()
-        prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
         self.lookups = IndexLookups(prefix_aware, index) if prefix_aware is not None and index is not None else None
         self.score_page = ScorePage(self.prompts, self.table, prefix_aware, self.lookups, config.policy)
         self.queries = Queries(self.formats, self.table, self.lookups, self._threads)
@@ -120,7 +119,6 @@ class Router:
     async def start(self) -> None:
         self.handler.start()
         self._routing_policy.start()
-        self._withdrawals.start()
         if self.picker is not None:
             await self.picker.start()
         if self.services is not None:
@@ -141,7 +139,6 @@ class Router:
         await self._poller.close()
         await self.probe.close()
         await self.rendering.close()
-        await self._withdrawals.close()
         await self.handler.close()
         if self.lookups is not None:
             await self.lookups.close()
@@ -213,7 +210,7 @@ class Router:
         config = self.config
         if not config.redis:
             return None
-        return IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups, config.router_replicas)
+        return IndexConfig(config.redis, config.namespace, config.index_mode, config.router_replicas)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:
@@ -242,8 +239,8 @@ class Router:
             return ""
         return "no prompt format yet" if self.table.usable() else "no worker is ready"
 
-    def models(self) -> list[dict[str, Any]]:
-        """Return the served models as OpenAI's model objects, then those of other services."""
+    def models(self) -> list[Model]:
+        """Return the served models, then those of other services."""
         adapters = self.table.adapters()
 
         def describe(name: str) -> dict[str, Any]:
@@ -252,8 +249,10 @@ class Router:
 
         own = self.prompts.model_names()
         others = self.services.routes.names() if self.services is not None else []
-        common = {"object": "model", "created": self._created, "owned_by": "fairlead"}
-        return [{"id": name, **common, **describe(name)} for name in own] + [{"id": name, **common} for name in others if name not in own]
+        created = self._created
+        return [Model(id=name, created=created, **describe(name)) for name in own] + [
+            Model(id=name, created=created) for name in others if name not in own
+        ]
 
     async def describe_workers(self) -> bytes:
         """Return the table that `fairlead status` shows, as JSON. Other work runs in between."""

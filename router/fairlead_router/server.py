@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from fairlead_common.http.client_connection import ClientConnection
 from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
@@ -17,7 +18,6 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ListenError
 from fairlead_router.router import Router
 from fairlead_router.supervision import supervise
-from fairlead_router.wire.client_connection import ClientConnection
 from fairlead_router.wire.tls_listener import TlsListener, bind
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class RouterServer:
         self.router = Router(config)
         self._config = config
         self._certificate = self._load_certificate()
-        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config)
+        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config, _flag)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
-        self._admin_limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config)
+        self._admin_limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config, _flag)
         """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | TlsListener | None = None
@@ -194,6 +194,10 @@ class RouterServer:
         """Cancel the tasks: streams end with an error event, other requests get a 503."""
         for task in tasks:
             task.cancel()
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _port(listener: asyncio.Server | TlsListener | None) -> int:

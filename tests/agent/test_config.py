@@ -17,6 +17,7 @@ from fairlead_agent.main import _split
         (["--model", "m", "--redis-url", "redis://127.0.0.1"], "--redis-url needs --index-namespace too"),
         (["--model", "m", "--advertise", "nowhere"], "--advertise 'nowhere': must be HOST:PORT"),
         (["--model", "m", "--allowed-remotes", "example.com"], "--allowed-remotes 'example.com': 'example.com' is neither SCHEME://HOST"),
+        (["--model", "m", "--max-inflight-bytes", "2048"], "--max-inflight-bytes must be at least --max-body-bytes"),
         (["--model", "m", "--no-such-flag", "1"], "no-such-flag"),
     ],
 )

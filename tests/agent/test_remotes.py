@@ -156,6 +156,14 @@ def test_texts_in_lists_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyP
     assert looked == ["image"] * 3
 
 
+def test_numbers_with_a_fraction_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300,000 of 40 digits stopped the agent for 3 s."""
+    decoded = list[Any]()
+    monkeypatch.setattr(AllowedRemotes, "_find_refused", lambda self, document: decoded.append(document))
+    check({"prompt": [0.5, 1], "temperature": 1e-7})
+    assert decoded == [{"prompt": [None, 1], "temperature": None}]
+
+
 @pytest.mark.parametrize("type", [[], {}, 1, None, "unknown"])
 def test_a_type_of_another_kind_hides_nothing(type: Any) -> None:
     with pytest.raises(RemoteRefused):
@@ -163,7 +171,7 @@ def test_a_type_of_another_kind_hides_nothing(type: Any) -> None:
 
 
 def test_a_document_that_cannot_be_decoded_is_refused() -> None:
-    for body in (b'{"prompt": ' + b"[" * 100_000, b'{"prompt": NaN}'):
+    for body in (b'{"prompt": ' + b"[" * 100_000, b'{"prompt": NaN}', b'{"prompt": "\xff"}', b'{"\xff": 1}', b'{"prompt": "\\ud800"}'):
         with pytest.raises(RemoteRefused, match="is not JSON"):
             AllowedRemotes("").check(body)
 

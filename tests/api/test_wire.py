@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from bench.end_to_end.slow_connections import KINDS, MOST_GROWTH_KIB, TICKS, Crowd, resident_kib, watched
 from tests.api.fleet import Pair
+from tests.api.slow_connections import KINDS, MOST_GROWTH_KIB, TICKS, Crowd, resident_kib, watched
 from tests.wire.fuzz import batch, over_sockets
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.common.cpu_limit import ROOT, NoLimits, favor_cpu, limit_cpu
+from bench.common.cpu_limit import ROOT, NoLimits, limit_cpu
 
 
 @pytest.fixture
@@ -20,13 +20,11 @@ def group_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_a_limited_process_leaves_the_favored_group_and_returns_to_the_first_one(pid: int) -> None:
+def test_a_limited_process_has_a_group_and_returns_to_the_first_one(pid: int) -> None:
     before = group_of(pid)
     try:
-        with favor_cpu(pid):
-            assert f"fairlead-bench-favored-{pid}" in group_of(pid)
-            with limit_cpu([pid], 0.5):
-                assert f"/fairlead-bench-{pid}" in group_of(pid)
+        with limit_cpu([pid], 0.5):
+            assert f"/fairlead-bench-{pid}" in group_of(pid)
     except NoLimits as error:
         pytest.skip(str(error))
     assert "fairlead-bench" not in group_of(pid) and group_of(pid).splitlines() == before.splitlines()

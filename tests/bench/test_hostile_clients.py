@@ -21,7 +21,8 @@ def test_there_are_kinds_of_each_target_with_names_of_their_own() -> None:
 def test_each_kind_sends_whole_requests_of_its_tenant(kind: Kind) -> None:
     requests = kind.build(random.Random(1))
     assert requests == kind.build(random.Random(1)), "the same for one seed"
-    for data in (requests[0], requests[-1]):
+    assert requests or kind.name == "other programs", "the row for comparison sends nothing"
+    for data in (*requests[:1], *requests[-1:]):
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
         connection.receive_data(data)
         head = connection.next_event()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from bench.other_servers.process import free_port
-from bench.router.memory_growth import slope
 from bench.router.proxy import ratios
 from bench.router.tools import NoCompiler, Scenario, Tools, build, load, mock_worker
 
@@ -44,7 +43,3 @@ def test_ratios_are_ours_divided_by_the_peers() -> None:
     table = {("fairlead", "busy"): {"rps": 9.0, "rps_cpu": 1.0}, ("python", "busy"): {"rps": 2.0, "rps_cpu": 0.1}}
     found = {(ratio["peer"], ratio["figure"]): (ratio["ratio"], ratio["kept"]) for ratio in ratios(table)}
     assert found == {("python", "rps"): (4.5, False), ("python", "rps_cpu"): (10.0, True)}
-
-
-def test_the_memory_slope_is_in_bytes_per_second() -> None:
-    assert slope([(10.0, 100), (11.0, 103), (12.0, 106)]) == pytest.approx(3.0)

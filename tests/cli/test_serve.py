@@ -307,6 +307,8 @@ def test_without_a_model_and_an_index_the_next_step_is_named(tmp_path: Path) -> 
         (["--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag"),
         (["--replicas", "0"], "--replicas 0: must be 1 or more"),
         (["--runtime", "vllm"], "--runtime vllm: give MODEL"),
+        ([""], "MODEL is empty"),
+        (["", "--port", "1"], "MODEL is empty"),
     ],
 )
 def test_without_a_model_wrong_options_are_refused_before_the_download(

@@ -45,7 +45,7 @@ PICTURE = {
     ],
 }
 
-TERMS = {"backlog": 1.0, "reserved": 0.5, "work": 0.25, "step": 0.02, "price": 0.125, "stream": 0.08}
+TERMS = {"backlog": 1.0, "reserved": 0.5, "work": 0.25, "step": 0.02, "price": 0.125}
 SCORES = {
     "prompt_tokens": 1234,
     "source": "mirror",
@@ -56,7 +56,7 @@ SCORES = {
             "cached_tokens": 64,
             "terms": TERMS,
             "ttft": 1.77,
-            "score": 1.975,
+            "score": 1.895,
             "fits": False,
         }
     ],
@@ -158,7 +158,7 @@ def test_status_shows_the_terms_of_the_score_for_a_prompt(router: str, capsys: p
             main(["status", "--url", router, "--prompt", prompt])
         shown = capsys.readouterr().out
         assert left.value.code == 0 and "1234 tokens" in shown and "qwen-worker-0" in shown and "too few free KV pages" in shown
-        assert all(f"{value:.3f}" in shown for value in (*TERMS.values(), 1.975, 1.77))
+        assert all(f"{value:.3f}" in shown for value in (*TERMS.values(), 1.895, 1.77))
 
 
 def test_status_explains_a_prompt_that_it_cannot_score(router: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,15 @@ async def test_tokens_are_counted_before_they_are_paid_for(claude: Any) -> None:
     assert counted.input_tokens == spent > 10
 
 
+async def test_an_answer_ends_at_the_end_of_the_context(claude: Any) -> None:
+    """Claude Code asks for 32,000 tokens whatever the context is. The API refuses only a prompt that does not fit."""
+    long = [{"role": "user", "content": "word " * 1250}]
+    answer = await create(claude, messages=long, max_tokens=32_000, extra_body={"ignore_eos": True})
+    assert answer.stop_reason == "model_context_window_exceeded"
+    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) + answer.usage.output_tokens == 4096
+    assert (await create(claude, max_tokens=2, extra_body={"ignore_eos": True})).stop_reason == "max_tokens"
+
+
 async def test_invalid_requests_raise_anthropics_exceptions(claude: Any) -> None:
     for field, value in (("max_tokens", 0), ("temperature", 7), ("messages", []), ("messages", [{"role": "wizard", "content": "x"}])):
         with pytest.raises(anthropic.BadRequestError) as refused:

@@ -78,14 +78,13 @@ async def test_structured_text(claude: Any) -> None:
     assert said.startswith('{"good":true}'[: len(said)])
 
 
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"extra_body": {"container": "c"}}, "container:"),
-    ({"extra_body": {"mcp_servers": [{"type": "url"}]}}, "mcp_servers:"),
     ({"extra_body": {"temperature": 2}}, "temperature:"),
-    ({"extra_body": {"speed": "fast"}}, "speed:"),
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type:"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema:"),
-    ({"tools": [{"name": "x", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type:"),
+    ({"tools": [WEB_SEARCH, {"name": "x", "input_schema": {"type": "array"}}]}, "tools[1].input_schema.type:"),
+    ({"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name:"),
+    ({"tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "tool_choice:"),
     ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools[0].name:"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name:"),
     ({"tool_choice": {"type": "some"}}, "tool_choice.type:"),

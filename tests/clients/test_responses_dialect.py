@@ -106,19 +106,19 @@ async def test_input_items_of_a_conversation(api: Any) -> None:
     assert response.usage is not None and abs(response.usage.input_tokens - chat.usage.prompt_tokens) == 0
 
 
+NAMESPACE = {"type": "namespace", "name": "sky", "description": "Weather", "tools": [WEATHER]}
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"include": ["file_search_call.results"]}, "include[0]"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
+    ({"tools": [NAMESPACE, {"type": "custom", "name": ""}]}, "tools[1].name"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}}, "text.format.schema"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
     ({"temperature": 3}, "temperature"),
     ({"input": "sea " * 5000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

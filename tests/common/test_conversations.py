@@ -13,7 +13,9 @@ from tests.common.chat_templates import OWN, REAL
 from tokenizers import Tokenizer, models
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from fairlead_common.prompts.call_history import complete_calls
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
+from fairlead_common.prompts.messages import ChatRenderer
 from fairlead_worker.parsing.tool_template import build_tool_template
 
 Message = dict[str, Any]
@@ -198,6 +200,67 @@ def test_what_a_model_wrote_as_arguments_renders(encoder: PromptEncoder) -> None
         check(encoder, talk(arguments), "Ask", "tide", "Harb", "High", "Said", "Then")
 
 
+def test_text_after_the_arguments_is_kept(encoder: PromptEncoder) -> None:
+    for arguments in ('{"h": "Harb"}{"h": "Quay"}', '{"h": "Harb"} Quay', '{"h": "Harb"}\n</tool_call>Quay'):
+        check(encoder, talk(arguments), "tide", "Harb", "Quay", "High", "Said", "Then")
+
+
+def test_half_of_a_surrogate_pair_is_replaced(encoder: PromptEncoder) -> None:
+    for arguments in (
+        '{"h": "Harb\\ud83d"}',
+        '{"h": ["\\ude00 Harb"]}',
+        '{"\\ud800": "Harb"}',
+        '{"h": "Harb\\ud83d',
+        '"{\\"h\\": \\"Harb\\\\ud83d',
+    ):
+        if serves(encoder, None):
+            assert "Harb" in render(encoder, talk(arguments)).encode().decode()
+    assert "Harb 😀é" in render(own_encoder("joined text"), talk({"h": "Harb 😀é"}))
+    assert "Harb 😀é" in render(own_encoder("items"), talk('{"h": "Harb \\ud83d\\ude00\\u00e9"}'))
+
+
+def test_calls_and_results_without_id_or_type_are_completed(encoder: PromptEncoder) -> None:
+    def check_without(*fields: str, result: Message) -> None:
+        messages = talk()
+        messages[1]["tool_calls"] = [{key: value for key, value in call().items() if key not in fields}]
+        messages[2] = {"role": "tool", "content": "High", **result}
+        check(encoder, messages, "tide", "Harb", "High", "Said", "Then")
+
+    check_without("type", result={"tool_call_id": "abcdefg12"})
+    check_without("id", "type", result={})
+    check_without(result={})
+    check_without(result={"tool_call_id": "another01"})
+    flat = [{"id": "abcdefg12", "name": "tide", "arguments": '{"h": "Harb"}'}]
+    check(encoder, talk(tool_calls=flat), "tide", "Harb", "High", "Said", "Then")
+    if serves(encoder, None):
+        assert render(encoder, talk(tool_calls=flat)) == render(encoder, talk())
+
+
+def test_each_result_without_id_gets_that_of_its_call() -> None:
+    named = [call(id="a"), {**call(), "id": None}, call(id="b")]
+    results = [{"role": "tool", "content": "x", **({"tool_call_id": id} if id else {})} for id in ("b", None, None, "z")]
+    _, said, *told = complete_calls([ASKED, {"role": "assistant", "tool_calls": named}, *results])
+    assert [each["id"] for each in said["tool_calls"]] == ["a", "call00001", "b"]
+    assert [each["tool_call_id"] for each in told] == ["b", "a", "call00001", "z"]
+
+
+def test_calls_of_openais_first_api_are_calls(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    message = {"role": "assistant", "content": None, "function_call": call()["function"]}
+    result = {"role": "function", "name": "tide", "content": "High"}
+    messages = [ASKED, message, result, ANSWERED, NEXT]
+    check(encoder, messages, "Ask", "tide", "Harb", "High", "Said", "Then")
+    with pytest.raises(PromptError) as refusal:
+        render(encoder, [ASKED, {**message, "function_call": "tide"}, NEXT])
+    assert refusal.value.field == "messages[1].function_call"
+
+
+def test_a_tool_that_returns_nothing_has_an_empty_result(encoder: PromptEncoder) -> None:
+    if serves(encoder, None):
+        assert render(encoder, talk(result=None)) == render(encoder, talk(result=""))
+
+
 def test_every_answer_with_calls_can_be_sent_back(encoder: PromptEncoder) -> None:
     for content in (None, "Look", parts("Look")):
         for thought in ({}, {"reasoning_content": "Hm"}, {"reasoning": "Hm"}):
@@ -316,3 +379,19 @@ def test_a_conversation_on_which_a_template_does_not_end_is_refused() -> None:
     with pytest.raises(PromptError, match="does not end"):
         render(encoder, [{"role": "user", "content": "forever"}])
     assert render(encoder, [{"role": "user", "content": "once"}] * 2000) == "once" * 2000
+
+
+def test_a_template_of_requests_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is probed like the model's own, which takes longer than many renderings."""
+    compiled = []
+    compile_template = ChatRenderer.__init__
+
+    def count(self: ChatRenderer, source: str, special_tokens: dict[str, str]) -> None:
+        compiled.append(source)
+        compile_template(self, source, special_tokens)
+
+    encoder = own_encoder("object")
+    monkeypatch.setattr(ChatRenderer, "__init__", count)
+    for _ in range(3):
+        assert "Then" in encoder.render_chat(PLAIN, template=OWN["items"])
+    assert compiled == [OWN["items"]]

@@ -216,7 +216,6 @@ def test_reasoning_alone_has_an_empty_content(tokenizer: PreTrainedTokenizerFast
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": {}}]}),
         ("messages", {"messages": [{"role": "tool", "content": "of whose call the template knows nothing"}]}),
         ("messages[0].role", {"messages": [{"role": "wizard", "content": "hi"}]}),
-        ("messages[1].role", {"messages": [{"role": "user", "content": "hi"}, {"role": "function", "name": "f", "content": "5"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
         ("messages", {"messages": [{"role": "user", "content": "lone \ud800"}]}),
         ("tools", {"messages": CHATS["one"], "tools": "x"}),

@@ -13,8 +13,11 @@ from bench.catalog import benchmarks
 
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
-from fairlead_operator.api.engine import Engine, KvCache
+from fairlead_common.metric_aliases import SHARED_WITH_VLLM
 from fairlead_operator.api.owned_flags import ENGINE_FLAGS
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.interop.stack_metrics import StackMetrics
+from fairlead_worker.api.metrics.vllm_names import OLDER
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,6 +35,7 @@ OTHER_PROGRAMS_FLAGS = {
 """Flags of helm, kubectl, curl and vLLM that the pages explain."""
 OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_INSECURE_REGISTRIES", "FAIRLEAD_ROLLOUT_SEEDS"}
 LINK = re.compile(r"(?<!`)\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FUNCTION = re.compile(r"`([\w/]+\.py)::([A-Za-z_.]+)`")
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 
@@ -64,12 +68,28 @@ def test_a_page_has_at_most_1500_words(page: str) -> None:
     assert words <= WORDS, f"{page} has {words} words: split it"
 
 
-def test_the_matrix_of_engines_has_every_field() -> None:
-    reference, cache = _load("reference"), {f"kvCache.{field.alias}" for field in KvCache.model_fields.values()}
-    fields = {str(field.alias) for field in Engine.model_fields.values()} - {"runtime", "image", "env", "kvCache"} | cache
-    assert set(reference.CHANGED) == fields, "add a value of each new field to CHANGED"
-    rows = [line.split(" | ") for line in reference.engines_page().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(fields) and all(len(row) == 4 for row in rows)
+@pytest.mark.parametrize("page", ["start/what-is-fairlead.md", "start/inference-service.md"])
+def test_the_pages_for_newcomers_have_at_most_500_words(page: str) -> None:
+    assert len(PAGES[page].split()) <= 500
+
+
+def test_the_page_of_an_inference_service_shows_the_smallest_example() -> None:
+    [manifest] = re.findall(r"^```yaml\n(.*?)^```", PAGES["start/inference-service.md"], re.S | re.M)
+    assert manifest == (ROOT / "examples" / "minimal.yaml").read_text()
+
+
+def test_the_matrix_of_engines_has_a_row_for_each_field() -> None:
+    rows = [line.split(" | ") for line in _load("reference").engines_page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 15 and all(len(row) == 4 for row in rows)
+
+
+def test_the_page_of_vllms_metric_names_has_all_of_them() -> None:
+    _, workers, routers, _ = (set(re.findall(r"`([a-z0-9_]{6,})`", part)) for part in PAGES["reference/vllm-metrics.md"].split("\n## "))
+    assert workers - {"model_name", "fairlead_"} == {*SHARED_WITH_VLLM, *OLDER.values()} - {
+        f"gpu_{name}" for name in SHARED_WITH_VLLM if name.startswith("prefix_cache")
+    }
+    families = StackMetrics(WorkerTable(), lambda: "m").collect()
+    assert routers == {f"{one.name}_total" if one.type == "counter" else one.name for one in families for one.name in [one.name[5:]]}
 
 
 def test_the_charts_readme_is_generated_from_its_values() -> None:
@@ -167,10 +187,12 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_named_functions_exist() -> None:
-    """`serving/proxy.py::Proxy.choose`, below one of the packages that the page names."""
-    roots = [path for path in ROOT.glob("*/fairlead*") if (path / "__init__.py").exists()]
-    for page, text in PAGES.items():
-        for path, name in re.findall(r"`([\w/]+\.py)::([A-Za-z_.]+)`", text):
+    """`serving/proxy.py::Proxy.choose`, below one of the packages that the page names, or below the repository."""
+    roots = [ROOT, *(path for path in ROOT.glob("*/fairlead*") if (path / "__init__.py").exists())]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(FUNCTION.findall(contributing)) > 5, "CONTRIBUTING names what to change as `path.py::name`"
+    for page, text in {**PAGES, "CONTRIBUTING.md": contributing}.items():
+        for path, name in FUNCTION.findall(text):
             if not Path(path).name.startswith("test_"):
                 files = [root / path for root in roots if (root / path).exists()]
                 assert len(files) == 1, f"{page}: {path} is in {len(files)} packages"
@@ -179,11 +201,14 @@ def test_named_functions_exist() -> None:
 
 @cache
 def definitions_of(path: Path) -> set[str]:
-    """Return the functions and classes of a module, and the methods of its classes as `Class.method`."""
+    """Return the functions, classes and variables of a module, and the methods of its classes as `Class.method`."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    body = ast.parse(path.read_text()).body
+    targets = [target for node in body for target in getattr(node, "targets", [getattr(node, "target", None)])]
+    variables = {target.id for target in targets if isinstance(target, ast.Name)}
+    top = [node for node in body if isinstance(node, kinds)]
     methods = {f"{node.name}.{one.name}" for node in top if isinstance(node, ast.ClassDef) for one in node.body if isinstance(one, kinds)}
-    return {node.name for node in top} | methods
+    return {node.name for node in top} | methods | variables
 
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if TEST.search(text)])

@@ -19,7 +19,7 @@ from collections import Counter
 from redis.exceptions import RedisError, ResponseError
 from tests.index.link import Link
 from tests.index.pair import Pair
-from tests.index.world import BLOCK, World
+from tests.index.world import World
 
 from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
@@ -207,10 +207,6 @@ class Fuzz:
                 for name, answer in answers:
                     if answer != truth:
                         return f"{name} of {len(chain)} blocks: {_difference_of(answer, truth)}"
-                route = await self.reader.route(chain, len(chain) * BLOCK + 1)
-                await self.reader.release(route.reservation)
-                if {candidate.address.removesuffix(":1") for candidate in route.candidates} - reachable:
-                    return f"route names the dead: {route.candidates}"
         except (IndexUnavailable, RedisError) as error:
             return str(error)
         return None

@@ -100,8 +100,6 @@ def shift_clock(server: RedisServer, prefix: str, by_ms: float) -> None:
             pipe.hset(prefix + "live", slot, bytes(data))
             for member, score in client.zrange(prefix.encode() + b"r:" + slot, 0, -1, withscores=True):
                 pipe.zadd(prefix.encode() + b"r:" + slot, {member: score + by_ms})
-        for member, score in client.zrange(prefix + "r:ready", 0, -1, withscores=True):
-            pipe.zadd(prefix + "r:ready", {member: score + by_ms})
         if (reaped := client.hget(prefix + "meta", "reaped")) is not None:
             pipe.hset(prefix + "meta", "reaped", float(reaped) + by_ms)
         pipe.execute()

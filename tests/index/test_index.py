@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -12,6 +11,7 @@ from tests.index.conftest import either, eventually
 from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_index.hashing import block_hashes
+from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
@@ -80,7 +80,6 @@ async def test_leaving_is_immediate_and_final(writers: MakeWriter, reader: Index
     a.report(WorkerLoad())
     assert await reader.match(CHAIN) == {} and await reader.workers() == []
     assert not a.joined
-    assert (await reader.route(CHAIN, 256)).candidates == []
 
 
 @either
@@ -109,7 +108,7 @@ async def test_a_silent_pod_is_dropped_when_its_lease_ends(writers: MakeWriter, 
     assert a._task is not None
     a._task.cancel()
     await shows(reader, {})
-    assert (await reader.route(CHAIN, 256)).candidates == [] and await reader.workers() == []
+    assert await reader.match(CHAIN) == {} and await reader.workers() == []
 
 
 @either
@@ -190,12 +189,12 @@ async def test_a_frozen_redis_costs_the_deadline_at_most_twice(own_server: Redis
         began = time.monotonic()
         for _ in range(2):
             with pytest.raises(IndexUnavailable):
-                await reader.route(CHAIN, 256)
+                await reader.match(CHAIN)
         assert time.monotonic() - began < 1.0 and reader.is_unavailable
         began = time.monotonic()
         for _ in range(100):
             with pytest.raises(IndexUnavailable):
-                await reader.route(CHAIN, 256)
+                await reader.match(CHAIN)
         assert time.monotonic() - began < 0.1
         pod.remove(CHAIN[8:][::-1])
         began = time.monotonic()
@@ -214,10 +213,10 @@ async def test_one_late_answer_costs_one_request(own_server: RedisServer, namesp
         await shows(reader, {"a": 64})
         os.kill(own_server.pid, signal.SIGSTOP)
         with pytest.raises(IndexUnavailable):
-            await reader.route(CHAIN, 256)
+            await reader.match(CHAIN)
         os.kill(own_server.pid, signal.SIGCONT)
         assert not reader.is_unavailable
-        assert (await reader.route(CHAIN, 256)).candidates
+        assert await reader.match(CHAIN)
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
         await pod.leave()
@@ -234,7 +233,7 @@ async def test_a_wrong_url_is_unavailable_quickly(url: str, namespace: str) -> N
     began = time.monotonic()
     for _ in range(1000):
         with pytest.raises(IndexUnavailable):
-            await reader.route(CHAIN, 256)
+            await reader.match(CHAIN)
     assert time.monotonic() - began < 1.0
     await reader.close()
 
@@ -278,88 +277,18 @@ async def joined(*pods: IndexWriter) -> None:
 
 
 @either
-async def test_a_burst_of_one_cold_prefix_spreads(writers: MakeWriter, reader: IndexReader) -> None:
-    await joined(*(writers(f"p{n}") for n in range(8)))
-    routes = await asyncio.gather(*(reader.route(CHAIN, 256) for _ in range(256)))
-    chosen = Counter(route.candidates[0].address for route in routes)
-    assert len(chosen) == 8 and max(chosen.values()) <= 1.5 * 256 / 8, chosen
-    assert sum(worker.reserved_tokens for worker in await reader.workers()) == 256 * 256
-    await asyncio.gather(*(reader.release(route.reservation) for route in routes))
-    await reader.release(routes[0].reservation)  # repeating it does no harm
-    assert [worker.reserved_tokens for worker in await reader.workers()] == [0] * 8
-
-
-@either
-async def test_a_cold_prefix_has_the_same_homes_for_every_reader(
+async def test_reservations_expire_with_the_heartbeats(
     server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
 ) -> None:
-    await joined(*(writers(f"p{n}") for n in range(8)))
-    other = IndexReader(server.url, namespace, deadline=5.0)
-    homes: dict[int, set[str]] = {}
-    for _ in range(3):
-        for seed in range(20):
-            hashes = block_hashes(seed, range(64), BLOCK)
-            route = await (other if seed % 2 else reader).route(hashes, 64)
-            homes.setdefault(seed, set()).add(route.candidates[0].address)
-            await reader.release(route.reservation)
-    await other.close()
-    assert all(len(found) == 1 for found in homes.values())
-    assert len({min(found) for found in homes.values()}) >= 5  # different prefixes have different homes
-
-
-@either
-async def test_the_cached_prefix_wins_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
-    a, b = writers("a", lease=2.0), writers("b", lease=2.0)
-    a.store(CHAIN)
-    for pod in (a, b):
-        pod.report(WorkerLoad(prefill_rate=1000.0))
-    await shows(reader, {"a": 64})
-
-    async def rated() -> bool:
-        return [worker.load.prefill_rate for worker in await reader.workers()] == [1000.0, 1000.0]
-
-    await eventually(rated)
-    route = await reader.route(CHAIN, 257)
-    assert [(c.address, c.cached_tokens) for c in route.candidates] == [("a:8000", 256), ("b:8000", 0)]
-    assert route.candidates[0].expected_seconds == pytest.approx(0.004, abs=1e-4)
-    assert route.candidates[1].expected_seconds == pytest.approx(0.257, abs=1e-4)
-    await reader.release(route.reservation)
-    assert (await reader.route(CHAIN, 257, exclude=["a:8000"])).candidates[0].address == "b:8000"
-    a.report(WorkerLoad(backlog_tokens=100_000, prefill_rate=1000.0))
-
-    async def turned() -> bool:
-        route = await reader.route(CHAIN, 257)
-        await reader.release(route.reservation)
-        return route.candidates[0].address == "b:8000"
-
-    await eventually(turned)
-
-
-@either
-async def test_a_pod_without_free_pages_is_skipped_while_another_has_some(writers: MakeWriter, reader: IndexReader) -> None:
-    full, busy = writers("full", lease=2.0), writers("busy", lease=2.0)
-    full.report(WorkerLoad(pages_free=1, pages_total=100, page_size=16))
-    busy.report(WorkerLoad(pages_free=90, pages_total=100, page_size=16, backlog_tokens=50_000))
-
-    async def first() -> bool:
-        return [c.address for c in (await reader.route(CHAIN, 256)).candidates] == ["busy:8000", "full:8000"]
-
-    await eventually(first)
-
-
-@either
-async def test_prompts_shorter_than_a_block_are_spread_too(writers: MakeWriter, reader: IndexReader) -> None:
-    await joined(*(writers(f"p{n}") for n in range(4)))
-    routes = [await reader.route([], 3) for _ in range(40)]
-    assert set(Counter(route.candidates[0].address for route in routes).values()) == {10}
-
-
-@either
-async def test_reservations_expire_with_the_heartbeats(writers: MakeWriter, reader: IndexReader) -> None:
     """A dead router holds no worker's time: a worker's report settles reservations of requests that must have arrived before it."""
     a = writers("a", lease=1.0)
     await joined(a)
-    await reader.route(CHAIN, 256)
+    fleet = FleetReader(server.url, namespace)
+    fleet.start()
+    await eventually(lambda: _is("a:8000" in fleet.workers))
+    fleet.reserve("a:8000", 256.0)
+    await fleet.close()
+    assert (await reader.workers())[0].reserved_tokens == 256
 
     async def settled() -> bool:
         a.report(WorkerLoad())

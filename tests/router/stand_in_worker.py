@@ -38,13 +38,6 @@ class Exchange:
     cached: int = 0
     backlog: int = 0
     hashes: Sequence[int] = ()
-    withdrawn: asyncio.Event = field(default_factory=asyncio.Event)
-    """The router asked the worker to let it go."""
-
-    async def leave(self) -> None:
-        """Answer as a worker does that drops a request which has not started."""
-        self.hashes = ()
-        await self.whole(503, {"error": {"message": "withdrawn"}}, x_fairlead_retry="withdrawn")
 
     def begun(self) -> None:
         """Mark the prompt as computed: it enters the worker's cache and leaves its backlog."""
@@ -114,30 +107,9 @@ async def streams_usage(exchange: Exchange) -> None:
     await exchange.end()
 
 
-def queues(started: asyncio.Event) -> Behaviour:
-    """Answer once `started` is set. Until then, let a request go when the router asks."""
-
-    async def waits(exchange: Exchange) -> None:
-        events = [asyncio.ensure_future(event.wait()) for event in (started, exchange.withdrawn)]
-        try:
-            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for event in events:
-                event.cancel()
-        await (answers(exchange) if started.is_set() else exchange.leave())
-
-    return waits
-
-
 async def drains(exchange: Exchange) -> None:
     exchange.worker.ready = False
     await exchange.whole(503, {"error": {"message": "draining"}}, x_fairlead_retry="other")
-
-
-async def agrees(call: Exchange) -> None:
-    """Tell the request that the router withdraws it."""
-    call.worker.attempts[call.request.path.rpartition("/")[2]].withdrawn.set()
-    await call.whole(202, {})
 
 
 async def dies_at_once(exchange: Exchange) -> None:
@@ -188,10 +160,6 @@ class StandIn:
     """Seconds that the index trusts the worker without a renewal."""
     reports: bool = True
     """Whether load is reported to the index."""
-    withdrawals: list[str] = field(default_factory=list)
-    """Attempts that the router asked to withdraw."""
-    attempts: dict[str, Exchange] = field(default_factory=dict)
-    on_withdraw: Behaviour = agrees
     gone: int = 0
     """Number of requests whose client disconnected before the end."""
     format_fetches: int = 0
@@ -296,9 +264,6 @@ class StandIn:
                     **self.load,
                 },
             )
-        elif path.startswith("/internal/withdraw/"):
-            self.withdrawals.append(path.rpartition("/")[2])
-            await self.on_withdraw(exchange)
         elif path == "/internal/schedule":
             if self.schedule is None:
                 await exchange.whole(404, {"error": {"message": "this worker writes no trace of its steps"}})
@@ -324,7 +289,6 @@ class StandIn:
         tokens = tokens_from_bytes(body[: 4 * count]) if count else None
         exchange.request = Received(exchange.request.path, headers, list(tokens) if tokens else None, body[4 * count :])
         self.received.append(exchange.request)
-        self.attempts[headers.get("x-fairlead-attempt", "")] = exchange
         if tokens:
             hashes = block_hashes(prompt_root(self.format), tokens, self.format.block_tokens)
             exchange.cached = self.format.block_tokens * sum(1 for block in hashes if block in self._cache)

@@ -131,7 +131,7 @@ async def test_every_background_task_of_a_router_survives_an_exception(
         "key file": FailsOnce(KeyStore.reload, None),  # in a thread
         "split file": FailsOnce(CanaryFile.reload, "split file"),
         "mirror size": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror size"),
-        "index watch": FailsOnce(PrefixAware._set_unavailable, "index watch"),
+        "index watch": FailsOnce(PrefixAware._report_change, "index watch"),
         "health check": FailsOnce(PromptFormats.choose_current, "health check"),
         "queue": FailsOnce(Admission._admit_waiting, "queue"),
         "connections": FailsOnce(ConnectionLimiter.close_overdue, "connections"),
@@ -141,7 +141,7 @@ async def test_every_background_task_of_a_router_survives_an_exception(
     monkeypatch.setattr(KeyStore, "reload", faults["key file"])
     monkeypatch.setattr(CanaryFile, "reload", faults["split file"])
     monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror size"].__get__(reader)()))
-    monkeypatch.setattr(PrefixAware, "_set_unavailable", faults["index watch"])
+    monkeypatch.setattr(PrefixAware, "_report_change", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "choose_current", faults["health check"])
     monkeypatch.setattr(Admission, "_admit_waiting", faults["queue"])
     monkeypatch.setattr(ConnectionLimiter, "close_overdue", faults["connections"])

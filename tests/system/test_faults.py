@@ -1,4 +1,4 @@
-"""Faults of real processes under steady load, as in docs/concepts/faults.md. The long version is `bench/end_to_end/faults.py`."""
+"""Faults of real processes under steady load, as in docs/concepts/faults.md."""
 
 import asyncio
 from collections.abc import Iterator

@@ -23,6 +23,7 @@ TARGETS = (
     b"/health",
     b"/tokenize",
     b"/v1/completions",
+    b"/v1/models/",
     b"http://x/health",
     b"http://x",
     b"*",

@@ -79,11 +79,11 @@ def build_runner(
 
     Only rank 0 has a draft model, because drafted tokens are sent with the steps.
     """
-    from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.execution.runner_builder import RunnerBuilder
     from fairlead_worker.weights.progress import no_progress
 
-    return make_runner(
-        loaded,
+    return RunnerBuilder(
+        loaded=loaded,
         page_size=config.page_size,
         backend=config.attention_backend,
         native_decoder=config.native_decoder,
@@ -99,8 +99,7 @@ def build_runner(
         progress=progress or no_progress,
         group=group,
         deterministic=config.deterministic,
-        kept_prompts=config.limits.kept_prompts,
-    )
+    ).build()
 
 
 def graph_rows(config: WorkerConfig, device: str, log_reason: bool = True) -> int:
@@ -139,14 +138,13 @@ def choose_modes(
     config: WorkerConfig,
     runner: "ModelRunner",
     steps: "SchedulerConfig",
-    context: int,
     adapters: "AdapterSet | None" = None,
     progress: "Progress | None" = None,
 ) -> StepModes:
-    """Return how the engine runs its steps, after a trial of what is wanted. `context`: tokens of the longest sequence."""
+    """Return how the engine runs its steps, after a trial of CUDA graphs."""
     from fairlead_worker.execution.cuda_graphs.decodes import unsupported_reason
     from fairlead_worker.execution.cuda_graphs.piecewise import SIZES
-    from fairlead_worker.execution.trial import try_modes
+    from fairlead_worker.execution.trial import drop_decodes, try_graphs
     from fairlead_worker.weights.progress import no_progress
 
     device = runner.loaded.device.type
@@ -163,17 +161,21 @@ def choose_modes(
     no_pieces = "" if most >= SIZES[0] else f"--limits piecewise_graph_tokens={most} is below the smallest size, {SIZES[0]}"
     if config.tensor_parallel_size > 1:
         no_pieces = f"--tensor-parallel-size {config.tensor_parallel_size}: rank 0 chooses graphs for decodes only"
-    recorded = runner.pieces is not None
-    outcome = try_modes(runner, steps, context, not no_overlap, adapter, progress or no_progress)
-    fallback = "; ".join(reason for reason in (runner.graph_failure, outcome.failure) if reason)
+    had_pieces, failure = runner.pieces is not None, ""
+    if steps.generates:
+        failure = try_graphs(runner, adapter, progress or no_progress)
+    else:
+        drop_decodes(runner)
+        runner.pieces = None
+    fallback = "; ".join(reason for reason in (runner.graph_failure, failure) if reason)
     if runner.pieces is None:
-        failure = outcome.failure if recorded else runner.graph_failure
-        pieces = f"off: {no_graphs or no_pieces or failure or 'launches take no longer than the device'}"
+        reason = failure if had_pieces else runner.graph_failure
+        pieces = f"off: {no_graphs or no_pieces or reason or 'launches take no longer than the device'}"
     else:
         pieces = f"on: up to {runner.pieces.sizes[-1]} tokens"
     return StepModes(
-        "on" if outcome.modes.graphs else f"off: {no_graphs or fallback}",
-        "on" if outcome.modes.overlap else f"off: {no_overlap or outcome.failure}",
+        f"off: {no_graphs or fallback}" if runner.graphs is None else "on",
+        f"off: {no_overlap}" if no_overlap else "on",
         fallback[:MOST_REASON],
         pieces,
     )

@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIAL_SECONDS = 120.0
-"""Limit of the start-up trial of a sharded model, several times the trial's own, which is checked between steps."""
+"""Limit of the start-up trial of a sharded model."""
 TRIAL_HANGS = (
-    f"the start-up trial of CUDA graphs and overlap hangs for {TRIAL_SECONDS:g} s: ranks wait for each other; "
-    "set --max-cudagraph-capture-size 0, and --overlap off if that does not help"
+    f"the start-up trial of CUDA graphs hangs for {TRIAL_SECONDS:g} s: ranks wait for each other; set --max-cudagraph-capture-size 0"
 )
 
 
@@ -186,13 +185,12 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    kept_prompts = runner.kept.slots if runner.kept is not None else 0
-    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots, kept_prompts))
+    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots))
     # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
     with nullcontext() if ranks is None else ranks.limit(TRIAL_SECONDS, TRIAL_HANGS):
-        modes = choose_modes(config, runner, steps, longest, adapters, _progress_reporter(end))
+        modes = choose_modes(config, runner, steps, adapters, _progress_reporter(end))
     end.send(Loading(phase="warmup", percent=0))
     warm_up(scheduler, runner, longest)
     runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)

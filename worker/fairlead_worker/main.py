@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     logger.info("CPU level: %s", level)
     logger.info("configuration: %s", config.describe())
     if has_password(config.redis_url):
-        logger.warning("FAIRLEAD_REDIS_URL holds a password, which manifests show: use FAIRLEAD_REDIS_PASSWORD_FILE")
+        logger.warning("FAIRLEAD_REDIS_URL holds a password, which manifests show: use FAIRLEAD_REDIS_CREDENTIALS")
     if config.node_rank:
         from fairlead_worker.parallel.node import serve as serve_ranks
 

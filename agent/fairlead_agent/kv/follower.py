@@ -34,14 +34,14 @@ class NoReplay(Exception):
 class Follower:
     """Applies one engine's events to its blocks. Construct it in the event loop."""
 
-    def __init__(self, endpoint: str, replay: str, topic: str, blocks: EngineBlocks) -> None:
+    def __init__(self, endpoint: str, replay: str, blocks: EngineBlocks) -> None:
         """`endpoint`, `replay`: as in the engine's `--kv-events-config`; an empty `replay`: the engine has none."""
         self._blocks, self._replay = blocks, replay
         self._context = zmq.asyncio.Context()
         self._events = self._context.socket(zmq.SUB)
         self._events.set(zmq.LINGER, 0)
         self._events.set(zmq.RCVHWM, 0)  # each batch is applied in microseconds
-        self._events.set(zmq.SUBSCRIBE, topic.encode())
+        self._events.set(zmq.SUBSCRIBE, b"")  # every topic: this is one engine
         # vLLM's PUB socket binds such endpoints and connects to all others.
         if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://"):
             self._events.connect(endpoint.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1"))

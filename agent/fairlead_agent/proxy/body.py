@@ -26,9 +26,9 @@ class Refused(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineBody:
-    """A body for the engine, and what the agent reads of it."""
+    """A body for the engine, and what the agent reads of it. `data` and `tokens` are let go when they are no longer needed."""
 
     data: bytes
     tokens: Tokens = ()
@@ -44,13 +44,13 @@ class EngineBody:
     """The client did not ask for the stream's usage event."""
 
 
-def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str, takes: Takes, max_tokens: int = 0) -> EngineBody:
-    """Return the engine's body of a request. `max_tokens`: of the longest prompt. Raises Refused."""
-    tokens, body = _split_tokens(headers.get(TOKENS), body)
+def build_body(
+    path: str, headers: Mapping[str, str], body: bytes, fields: dict[str, msgspec.Raw], runtime: str, takes: Takes
+) -> EngineBody:
+    """Return the engine's body of a request, still without its tokens. `fields`: of the body, without token ids. Raises Refused."""
     salt = headers.get(SALT, "")
     if not re.fullmatch("[0-9a-f]{0,64}", salt):
         raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
-    fields = decode_fields(body, max_tokens)
     given, model = _text(fields.get("cache_salt")), _text(fields.get("model"))
     salt = salt or (cache_salt(b"", "", given) if given else "")
     changes: dict[str, object] = {}
@@ -71,13 +71,13 @@ def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str,
     adds_usage = stream and USAGE in headers
     hides_usage = False
     if adds_usage and path in (COMPLETIONS, CHAT):
-        with contextlib.suppress(msgspec.MsgspecError):  # the engine refuses other types
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # the engine refuses other types
             options = msgspec.json.decode(fields.get("stream_options") or b"null", type=dict[str, msgspec.Raw] | None) or {}
             hides_usage = bytes(options.get("include_usage", b"")) != b"true"
             changes["stream_options"] = options | {"include_usage": msgspec.Raw(b"true")}
     if changes:
         body = msgspec.json.encode(fields | changes)
-    return EngineBody(body, tokens, model, salt, priority, stream, adds_usage, hides_usage)
+    return EngineBody(body, (), model, salt, priority, stream, adds_usage, hides_usage)
 
 
 def decode_fields(body: bytes, max_tokens: int) -> dict[str, msgspec.Raw]:
@@ -90,24 +90,32 @@ def decode_fields(body: bytes, max_tokens: int) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except JsonTooLarge as error:
         raise Refused(400, f"the body is too large to decode: {error}") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not a JSON object in UTF-8: {error}") from error
 
 
-def _split_tokens(count: str | None, body: bytes) -> tuple[Tokens, bytes]:
-    """Return the prompt's token ids, which stand before the JSON as uint32, and the JSON."""
+def split_tokens(count: str | None, body: bytes, max_tokens: int) -> tuple[Tokens, bytes]:
+    """Return the prompt's token ids, which stand before the JSON as uint32, and the JSON. Raises Refused.
+
+    `count`: of the router's header; None: there are none. `max_tokens`: of the longest prompt.
+    """
     if count is None:
         return (), body
     if not re.fullmatch("[0-9]{1,12}", count) or 4 * int(count) > len(body):
         raise Refused(400, f"X-Fairlead-Prompt-Tokens: {count[:20]!r} does not fit a body of {len(body)} bytes")
+    if int(count) > max_tokens:
+        raise Refused(400, f"the prompt has {int(count)} tokens, and the engine's context {max_tokens}: send a shorter one")
     end = 4 * int(count)
     return tokens_from_bytes(body[:end]), body[end:]
 
 
 def _without_report_mode(xargs: msgspec.Raw) -> dict[str, object]:
     """Return the change of `vllm_xargs` that takes out the argument with which vLLM reports reused blocks as stored; empty: none."""
-    values = msgspec.json.decode(xargs)
-    if not isinstance(values, dict) or "kv_cache_report_mode" not in values:
+    try:
+        values = msgspec.json.decode(xargs, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}  # the engine refuses other types, and the agent what is not UTF-8
+    if "kv_cache_report_mode" not in values:
         return {}
     return {"vllm_xargs": {name: value for name, value in values.items() if name != "kv_cache_report_mode"}}
 
@@ -116,5 +124,5 @@ def _text(value: msgspec.Raw | None) -> str:
     """Return a JSON string; empty for anything else."""
     try:
         return msgspec.json.decode(value, type=str) if value is not None else ""
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""

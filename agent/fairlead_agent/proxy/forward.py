@@ -1,14 +1,15 @@
 """Forwarding of one request to the engine and of its answer back, piece by piece, with backpressure."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from fairlead_agent.engine.client import EngineClient
-from fairlead_agent.proxy.body import EngineBody, Refused, build_body, decode_fields
+from fairlead_agent.proxy.body import TOKENS, EngineBody, Refused, build_body, decode_fields, split_tokens
+from fairlead_agent.proxy.body_budget import BodyBudget, HeldBody
 from fairlead_agent.proxy.request_body import read_body
 from fairlead_agent.proxy.usage import EventStream, Usage, decode_event
 from fairlead_agent.remotes import AllowedRemotes, RemoteRefused
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 RETRY, OTHER, LOST, PATH = "x-fairlead-retry", "other", "lost", "path"
 """Header of a refusal, and its values: another worker may answer; the engine ended while it had the request; the engine does not serve
 the path."""
+_HEADERS_OF = {501: {RETRY: OTHER}, 429: {RETRY: OTHER, "retry-after": "1"}}
+"""Headers of the refusal of a body, by its status."""
 VLLM_PRIORITY = "x-vllm-priority"
 """Header that counts more than the body's `priority` in vLLM: a client must not be more urgent than its key by it."""
 COMPUTED = frozenset((COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED))
@@ -42,6 +45,8 @@ _HOP_BY_HOP = frozenset(
 )
 MAX_TOKENS = 1 << 20
 """Longest prompt of an engine whose context length is not known."""
+LARGE = 1 << 20
+"""Bytes of a body from which other requests may run between the steps of its work."""
 _LORA = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _UNKNOWN_PATH = (b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}')
 """FastAPI's answers for a path that an engine does not have. A model that it does not have gets another document."""
@@ -57,6 +62,7 @@ class Forwarder:
     def __init__(self, agent: Agent, engine: EngineClient) -> None:
         self._agent, self._engine = agent, engine
         self._remotes = AllowedRemotes(agent.config.allowed_remotes)
+        self.bodies = BodyBudget(agent.config.max_inflight_bytes)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request with the engine's answer."""
@@ -64,32 +70,50 @@ class Forwarder:
         if not agent.is_serving and (path in COMPUTED or agent.phase != "ready"):
             reason = "is shutting down" if agent.draining else f"is not ready: {agent.reason or agent.phase}"
             return self.refusal(path, 503, f"this worker {reason}", {RETRY: OTHER})
-        with agent.track_request():
+        with agent.track_request(), self.bodies.hold() as held:
             try:
-                raw = await read_body(request, agent.config.max_body_bytes)
-                body, longest = EngineBody(raw), agent.format.max_model_len if agent.format is not None else MAX_TOKENS
-                if path in COMPUTED:
-                    body = build_body(path, request.headers, raw, agent.config.runtime, agent.takes, longest)
-                elif raw and path in INFERENCE:
-                    decode_fields(raw, longest)
-                if body.data and path in INFERENCE:
-                    self._remotes.check(body.data, path)
+                body = await self._read_body(request, held)
             except RemoteRefused as error:
                 return self.refusal(path, 400, str(error))
             except Refused as error:
-                return self.refusal(path, error.status, str(error), {RETRY: OTHER} if error.status == 501 else None)
+                return self.refusal(path, error.status, str(error), _HEADERS_OF.get(error.status))
             pending = None
             if path in COMPUTED:
                 pending = agent.begin(body.tokens, body.model, body.salt, body.stream, path not in POOLED)
+            body.tokens = ()
             try:
-                return await self._send(request, body, pending)
+                return await self._send(request, body, held, pending)
             finally:
                 if pending is not None and pending.tokens >= 0:
                     self._record_answer(pending, False)
                 if path in _LORA:
                     agent.adapters_changed.set()
 
-    async def _send(self, request: web.Request, body: EngineBody, pending: Pending | None) -> web.StreamResponse:
+    async def _read_body(self, request: web.Request, held: HeldBody) -> EngineBody:
+        """Return the engine's body of a request. Raises Refused, RemoteRefused."""
+        agent, path = self._agent, request.path
+        raw = await read_body(request, agent.config.max_body_bytes, agent.config.body_timeout, held)
+        longest = MAX_TOKENS if agent.format is None else agent.format.max_model_len
+        if path in COMPUTED:
+            tokens, raw = split_tokens(request.headers.get(TOKENS), raw, longest)
+            await _let_others_run(raw)
+            fields = decode_fields(raw, longest)
+            await _let_others_run(raw)
+            body = build_body(path, request.headers, raw, fields, agent.config.runtime, agent.takes)
+            body.tokens = tokens
+            del fields  # they refer to the whole body as it came
+        else:
+            body = EngineBody(raw)
+            if raw and path in INFERENCE:
+                decode_fields(raw, longest)
+        del raw
+        if body.data and path in INFERENCE:
+            await _let_others_run(body.data)
+            self._remotes.check(body.data, path)
+        held.resize(len(body.data))
+        return body
+
+    async def _send(self, request: web.Request, body: EngineBody, held: HeldBody, pending: Pending | None) -> web.StreamResponse:
         """Send a request and relay its answer."""
         headers = {name: value for name, value in request.headers.items() if _is_forwarded(name.lower())}
         if body.priority is not None:
@@ -105,6 +129,8 @@ class Forwarder:
             log.warning("%s ended the connection before an answer to %s: %s", self._agent.config.runtime_name, request.path, error)
             message = f"{self._agent.config.runtime_name} ended the connection before its answer"
             return self.refusal(request.path, 503, message, {RETRY: LOST})
+        body.data = b""
+        held.release()
         async with response:
             is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
             if is_stream:
@@ -164,10 +190,7 @@ class Forwarder:
             return self.refusal(path, 501, message, {RETRY: PATH}, code="not_implemented")
         if path in COMPUTED and response.status == 200:
             usage = Usage()
-            try:
-                usage.read(msgspec.json.decode(data))
-            except msgspec.MsgspecError:
-                pass
+            usage.read_answer(data)
             if usage.text:
                 headers["x-fairlead-usage"] = usage.text
             if usage.cached is not None:
@@ -191,6 +214,12 @@ class Forwarder:
         if pending.tokens >= 0:
             self._agent.answered(pending, is_computed)
             pending.tokens = -1
+
+
+async def _let_others_run(body: bytes) -> None:
+    """Divide the work on a large body, which takes 1 to 10 ms a MiB, between passes of the event loop."""
+    if len(body) > LARGE:
+        await asyncio.sleep(0)
 
 
 def _reports_dead_engine(first: bytes) -> bool:

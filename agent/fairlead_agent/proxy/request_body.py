@@ -1,4 +1,4 @@
-"""The body of a request to the agent: bounded, also after decompression."""
+"""The body of a request to the agent: bounded in bytes, also after decompression, and in the time that it may take to arrive."""
 
 import asyncio
 import zlib
@@ -7,39 +7,59 @@ from typing import Final
 from aiohttp import web
 
 from fairlead_agent.proxy.body import Refused
+from fairlead_agent.proxy.body_budget import HeldBody
 
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by Content-Encoding (RFC 9110, 8.4.1)."""
+STEP_BYTES: Final = 1 << 20
+"""Bytes that are decompressed before the budget counts them."""
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """Return the body, decompressed. Raises Refused: 413 for more than `limit` bytes before or after that, 400, 415.
+async def read_body(request: web.Request, limit: int, seconds: float, held: HeldBody) -> bytes:
+    """Return the body, decompressed. `seconds`: that it may take to arrive.
 
+    Raises Refused: 413 for more than `limit` bytes before or after decompression, 400, 415, 408 and 429 as `held` does.
     The application must not decompress by itself: aiohttp checks the size after the fact, so 400 KB of gzip took 219 MiB.
     """
-    try:
-        data = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(limit) from None
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding in ("", "identity"):
-        return data
+        return await _receive(request, limit, seconds, held)
     if coding not in _WINDOWS:
         raise Refused(415, f"Content-Encoding: {coding[:100]!r} is not supported; send the body without one, or as gzip")
-    return await asyncio.to_thread(_decompress, data, _WINDOWS[coding], limit)
+    return await _decompress(await _receive(request, limit, seconds, held), _WINDOWS[coding], limit, held)
 
 
-def _decompress(data: bytes, window: int, limit: int) -> bytes:
-    decompressor = zlib.decompressobj(window)
+async def _receive(request: web.Request, limit: int, seconds: float, held: HeldBody) -> bytes:
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    if request.body_exists:
+        async with held.arriving(seconds):
+            while piece := await request.content.readany():
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+                held.resize(len(body))
+    return bytes(body)
+
+
+async def _decompress(rest: bytes, window: int, limit: int, held: HeldBody) -> bytes:
+    decompressor, found = zlib.decompressobj(window), bytearray()
     try:
-        found = decompressor.decompress(data, limit + 1)
+        while not decompressor.eof:
+            piece = await asyncio.to_thread(decompressor.decompress, rest, STEP_BYTES)
+            found += piece
+            rest = decompressor.unconsumed_tail
+            if len(found) > limit:
+                raise _too_large(limit)
+            held.resize(len(rest) + len(found))
+            if not piece and not rest:
+                break
     except zlib.error as error:
         raise Refused(400, f"Content-Encoding: the body is not compressed as it says ({error})") from None
-    if len(found) > limit:
-        raise _too_large(limit)
     if not decompressor.eof or decompressor.unused_data:
         raise Refused(400, "Content-Encoding: the compressed body is cut off, or something follows it")
-    return found
+    return bytes(found)
 
 
 def _too_large(limit: int) -> Refused:

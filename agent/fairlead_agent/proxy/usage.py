@@ -9,6 +9,10 @@ _HAS_USAGE = re.compile(rb'"usage":\s*\{')
 _DONE = b"data: [DONE]"
 
 
+class _Answer(msgspec.Struct):
+    usage: Any = None
+
+
 class Usage(msgspec.Struct):
     """Tokens of one answer; None: the engine did not tell."""
 
@@ -24,6 +28,14 @@ class Usage(msgspec.Struct):
             usage = part.get("usage") if isinstance(part, dict) else None
             if isinstance(usage, dict):
                 self._read_usage(usage)
+
+    def read_answer(self, data: bytes) -> None:
+        """Read the usage of a whole answer. Nothing else is built: log-probabilities of 30,000 tokens would take 0.4 s."""
+        try:
+            usage = msgspec.json.decode(data, type=_Answer).usage
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        self.read({"usage": usage})
 
     def _read_usage(self, usage: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
@@ -85,7 +97,7 @@ def decode_event(event: bytes) -> Any:
     data = b"".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
     try:
         return msgspec.json.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -1,9 +1,8 @@
-"""A checkpoint in AWQ's 4 bits, made of one in bfloat16, and its numbers, computed from its words one nibble after the other."""
+"""A checkpoint in AWQ's 4 bits, made of one in bfloat16."""
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -50,18 +49,3 @@ def _words(codes: torch.Tensor) -> torch.Tensor:
     for place, output in enumerate(ORDER):
         words |= codes[:, output::8].to(torch.int32) << 4 * place
     return words
-
-
-def awq_numbers(stored: Any, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers and the scales of a layer in an open file, both [outputs, inputs] float32."""
-    words, zeros, scales = (stored.get_tensor(f"{layer}.{name}").cpu() for name in ("qweight", "qzeros", "scales"))
-    scale = scales.float().repeat_interleave(GROUP, 0)
-    numbers = (_codes(words) - _codes(zeros).repeat_interleave(GROUP, 0)) * scale
-    return numbers.T, scale.T
-
-
-def _codes(words: torch.Tensor) -> torch.Tensor:
-    made = torch.zeros(words.shape[0], 8 * words.shape[1])
-    for place, output in enumerate(ORDER):
-        made[:, output::8] = (words >> 4 * place & 15).float()
-    return made

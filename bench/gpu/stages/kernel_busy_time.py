@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.engine.step_profiler import covered
 from bench.gpu.device import Device
 from bench.gpu.loop import Loop
 from bench.gpu.model import SHAPES
@@ -95,3 +94,12 @@ def busy(device: Device, serving: Serving, steps: int) -> float:
     if not spans:
         raise RuntimeError("the profiler has seen no kernels: is CUPTI to be had here?")
     return float(covered(spans) / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Return the time that lies in any of the spans, (begin, end) each."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -11,7 +11,7 @@ import torch
 from bench.gpu.device import Device
 from bench.gpu.model import save_llama, scheduler_for, submit
 from fairlead_worker.execution.memory_profile import run_largest_step
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -29,7 +29,9 @@ def check(device: Device) -> Iterator[dict[str, Any]]:
             max_model_len=2048,
         )
         steps = SchedulerConfig(loaded.max_model_len, **settings)
-        runner = make_runner(loaded, page_size=16, steps=steps, kv_pages=0 if device.cuda else 600, mem_fraction_static=0.98)
+        runner = RunnerBuilder(
+            loaded=loaded, page_size=16, steps=steps, kv_pages=0 if device.cuda else 600, mem_fraction_static=0.98
+        ).build()
         kept = limit_steps(steps, runner.step_tokens, 16) if runner.step_tokens else steps
         limits = StepLimits.from_config(kept, 16)
         yield {"what": "profile", "pages": runner.backend.pages, "step_tokens": limits.tokens, "kv_gib": _kv_gib(runner)}

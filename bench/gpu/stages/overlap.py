@@ -1,5 +1,5 @@
-"""Stage: what launching steps ahead and CUDA graphs are worth, off and on in turns, and that they say the same tokens; a chunk;
-what `--deterministic` costs."""
+"""Stage: what launching steps ahead and CUDA graphs are worth, off and on in turns, and that they say the same tokens; what
+`--deterministic` costs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,39 +9,37 @@ import torch
 
 from bench.gpu.device import Device, median
 from bench.gpu.loop import Loop
-from bench.gpu.model import scheduler_for, submit, weight_bytes
+from bench.gpu.model import weight_bytes
 from bench.gpu.report import beside
 from bench.gpu.roofline import Rates, beside_roofline, decode_work, rates_of
+from bench.gpu.roofline import measure as measure_rates
 from bench.gpu.shared_model import Kit
-from bench.gpu.stages.step_time import roofline
 from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, configure_torch
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.fixed_rows import fix_rows
 
 TURNS = 3
-BAR_BYTES_PER_S, BAR_OPERATIONS_PER_S = 4.3e12, 790e12
-"""What the bars are shares of: an H200's copies (bytes read and written) and bfloat16 products, as torch reaches them."""
+BAR_BYTES_PER_S = 4.3e12
+"""What the bar is a share of: an H200's copies (bytes read and written), as torch reaches them."""
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     """Decodes of several batches at a context of 2k: tokens a second of each way, the median of turns that alternate, and the share of
-    what memory would allow (weights and KV read once a step): this device's as measured, and the bar's. Then a chunk, beside what products
-    would allow, and the plain way again under `--deterministic`.
+    what memory would allow (weights and KV read once a step): this device's as measured, and the bar's. Then the plain way again under
+    `--deterministic`.
     """
     sizes, context, new = ((1, 16, 64, 256), 2048, 64) if not device.tiny else ((1, 3), 24, 6)
     batches = sizes if kit.large else sizes[:-1]
     shape, plain = "tiny" if device.tiny else "8b", dict[int, float]()
-    rates, sheet = roofline(device), rates_of(device)
+    copied, sheet = measure_rates(device).bytes_per_s, rates_of(device)
     runner = kit.shared(batches[-1] * -(-(context + new + 16) // 16) + 64, batches[-1])
     graphs, runner.graphs = runner.graphs, None
     yield {"what": "capturing", "sizes": len(graphs.sizes) if graphs else 0, "seconds": kit.capture_seconds, "ok": graphs is not None}
     for batch in batches:
-        row = _row(device, runner, graphs, batch, context, new, shape, rates["gb_per_s"], sheet.bytes_per_s)
+        row = _row(device, runner, graphs, batch, context, new, shape, copied, sheet.bytes_per_s)
         plain[batch] = row["plain_tokens_per_s"]
         yield row
-    yield _chunk(device, runner, 8128 if not device.tiny else 24, shape, rates["tflops"], sheet)
     try:
         yield from _deterministic(device, runner, shape, sheet, context, new, plain)
     finally:
@@ -58,7 +56,7 @@ def _row(
     context: int,
     new: int,
     shape: str,
-    gb_per_s: float,
+    copied: float,
     sheet: float,
 ) -> dict[str, Any]:
     ways = {"plain": (False, False), "overlap": (True, False)}
@@ -76,7 +74,7 @@ def _row(
     read = sum(weight_bytes(shape)) + batch * (context + new // 2) * spec.page_bytes / spec.page_size
     row: dict[str, Any] = {"what": f"decode, batch {batch}"}
     for name, found in rates.items():
-        row |= {f"{name}_tokens_per_s": median(found), f"{name}_of_ideal": median(found) / batch * read / (gb_per_s * 1e9)}
+        row |= {f"{name}_tokens_per_s": median(found), f"{name}_of_ideal": median(found) / batch * read / copied}
     # Graphs pad batches, which may turn bfloat16's last bit; launching ahead computes the same steps.
     row |= {
         "ok": said["overlap"] == said["plain"] and said.get("both") == said.get("graphs"),
@@ -85,20 +83,6 @@ def _row(
         "best_of_bar": max(median(found) for found in rates.values()) / batch * read / BAR_BYTES_PER_S,
     }
     return beside(row, "best_of_bar", least=0.75)
-
-
-def _chunk(device: Device, runner: ModelRunner, tokens: int, shape: str, tflops: float, sheet: Rates) -> dict[str, Any]:
-    """A row: one prompt in one step."""
-    scheduler = scheduler_for(runner, chunked_prefill_size=0)
-    submit(scheduler, 0, range(10, 10 + tokens), Sampling(max_tokens=1, temperature=0, ignore_eos=True))
-    plan = scheduler.plan()
-    seconds = device.seconds(lambda: runner.execute(plan), 5)
-    heads = sum(layer.heads * layer.key_dim for layer in runner.backend.spec.layers)
-    work = weight_bytes(shape)[0] * tokens + 4 * heads * tokens * (tokens + 1) / 2
-    ideal = work / (tflops * 1e12)
-    row = {"what": f"a chunk of {tokens}", "seconds": seconds, "tokens_per_s": tokens / seconds, "of_ideal": ideal / seconds}
-    row |= {"of_roofline": work / sheet.flops_per_s / seconds, "of_bar": work / BAR_OPERATIONS_PER_S / seconds}
-    return beside(row, "of_bar", least=0.6)
 
 
 def _deterministic(

@@ -7,6 +7,8 @@ import torch
 
 from bench.gpu.batches import packed
 from bench.gpu.device import Device
+from bench.gpu.roofline import Rates
+from bench.gpu.roofline import measure as measure_rates
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.reference import ReferenceBackend
 
@@ -15,8 +17,8 @@ CONTEXT = 2048
 
 def measure(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
     """The device's own copy and product rates first; then attention alone: decodes of several batches, prefill chunks, fa2 beside fa3."""
-    rates = roofline(device)
-    yield {"what": "this device", **rates}
+    rates = measure_rates(device)
+    yield {"what": "this device", "gb_per_s": rates.bytes_per_s / 1e9, "tflops": rates.flops_per_s / 1e12}
     head = (32, 8) if not device.tiny else (4, 2)
     kind = LayerSpec(*head, 128, 128, 128**-0.5)
     layers = (kind,) * (8 if not device.tiny else 2)
@@ -40,24 +42,12 @@ def measure(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
         yield attention(device, f"prefill chunk of {chunk} at its beginning, fa3", layers, [(0, chunk)], rates, "fa3")
 
 
-def roofline(device: Device) -> dict[str, float]:
-    """Bytes and operations a second that torch reaches here, in bfloat16."""
-    size = 1 << (29 if device.cuda else 20)
-    source = torch.empty(size, dtype=torch.bfloat16, device=device.device).normal_()
-    target = torch.empty_like(source)
-    copy = device.seconds(lambda: target.copy_(source))
-    side = 8192 if device.cuda else 256
-    left = torch.randn(side, side, dtype=torch.bfloat16, device=device.device)
-    product = device.seconds(lambda: left @ left)
-    return {"gb_per_s": 2 * 2 * size / copy / 1e9, "tflops": 2 * side**3 / product / 1e12}
-
-
 def attention(
     device: Device,
     what: str,
     layers: tuple[LayerSpec, ...],
     rows: list[tuple[int, int]],
-    rates: dict[str, float],
+    rates: Rates,
     kernels: str = "fa2",
     scales: tuple[float, ...] | None = None,
     drafts: int = 0,
@@ -87,7 +77,7 @@ def attention(
     context = backend.plan(step)
     each = device.kernel_seconds([lambda: through(context)]) / len(layers)
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
-    ideal = max(read / rates["gb_per_s"] / 1e9, 4 * pairs * 128 * kind.heads / rates["tflops"] / 1e12)
+    ideal = rates.seconds(read, 4 * pairs * 128 * kind.heads)
     row = {"what": what, "plan_us": plan * 1e6, "layer_us": each * 1e6, "ideal_us": ideal * 1e6, "of_ideal": ideal / each}
     if not device.tiny and len(rows) > 1 and kernels == "fa2" and scales is None:
         row["reference_layer_us"] = _reference(device, spec, table, step, parts) * 1e6

@@ -13,7 +13,8 @@ from bench.gpu.device import Device
 from bench.gpu.model import scheduler_for, serve, submit
 from fairlead.random_model import make_model
 from fairlead_worker.execution.host import CudaHostStore, PlainHostStore
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.reference import ReferenceBackend
@@ -82,7 +83,7 @@ def logits(device: Device) -> Iterator[dict[str, Any]]:
 
 def _served(loaded: Any, device: Device, prompts: list[list[int]], new: int, chunk: int, host: bool) -> list[list[int]]:
     """`host`: with pages for little more than the longest prompt and a host tier, everything twice; what is said the second time."""
-    runner = make_runner(loaded, page_size=16, kv_pages=70 if host else 1024)
+    runner = RunnerBuilder(loaded=loaded, page_size=16, kv_pages=70 if host else 1024).build()
     scheduler = scheduler_for(runner, chunked_prefill_size=chunk)
     if host:
         from fairlead_index.hashing import extend

@@ -86,7 +86,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             continue
         for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":
-                yield creation.make_failure_cause(one["reason"], one.get("message", ""), component)
+                yield creation.make_failure_cause(one["reason"], one.get("message", ""), component, deployment)
         revision = _revision(deployment)
         cause = causes.find_worst_cause(facts.pods, component, revision, relevant)
         if cause is not None and cause.fault:

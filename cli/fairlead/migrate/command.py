@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,35 +12,28 @@ import yaml
 
 from fairlead.errors import UserError
 from fairlead.manifest_loader import describe_yaml_error, load_documents
-from fairlead.migrate import kserve, kubeai, llm_d, production_stack, workloads
+from fairlead.migrate.context import Context, OtherWorkload
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import RENDER, Fields, NotMigratable, find_template, show
-from fairlead.migrate.sources import Context, OtherWorkload, Source
+from fairlead.migrate.fields import RENDER, Fields, NotMigratable, find_template, reasons, show
+from fairlead.migrate.kserve import LLM_REASONS, PREDICTOR_REASONS, convert_llm, convert_predictor
+from fairlead.migrate.workloads import WORKLOAD_REASONS, convert_workload
 from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead_operator.api import API_VERSION
 
-SOURCES = (*kserve.SOURCES, *kubeai.SOURCES, *production_stack.SOURCES, *llm_d.SOURCES, *workloads.SOURCES)
-_KINDS = "KServe's LLMInferenceService and InferenceService, KubeAI's Model, values of production-stack and llm-d, and workloads with vLLM"
-_OTHERS = {
-    "Service": "clients call the Service that the operator makes, http://NAME.NAMESPACE/v1",
-    "HorizontalPodAutoscaler": "the workload that it scales is not among those migrated",
-    "ScaledObject": "the workload that it scales is not among those migrated",
-    "Ingress": "point it at the Service of the InferenceService, port 80",
-    "HTTPRoute": "set spec.exposure.gateway",
-    "InferencePool": "set spec.exposure.gateway with backend EndpointPicker, which makes one",
-    "InferenceModel": "the routers replace it",
-    "InferenceObjective": "set spec.slo.classes",
-    "PodDisruptionBudget": "set spec.podDisruptionBudget",
-    "PodMonitor": "the chart makes PodMonitors (monitoring.podMonitors)",
-    "ServiceMonitor": "the chart makes PodMonitors (monitoring.podMonitors)",
-    "LLMInferenceServiceConfig": "add its fields to the services that name it in baseRefs",
-    **dict.fromkeys(("ServingRuntime", "ClusterServingRuntime"), "no InferenceService of the input names it"),
-    **dict.fromkeys(("Secret", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "Namespace"), "keep it as it is"),
-    **dict.fromkeys(("StorageClass", "PriorityClass"), "keep it as it is"),
-    **dict.fromkeys(("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "keep it if you need it"),
+Source = tuple[Callable[[Fields, Context], Draft], Mapping[str, str]]
+"""Reads an object; and why fields of it are not carried over."""
+SOURCES: Mapping[tuple[str, str], Source] = {
+    ("serving.kserve.io", "LLMInferenceService"): (convert_llm, LLM_REASONS),
+    ("serving.kserve.io", "InferenceService"): (convert_predictor, PREDICTOR_REASONS),
+    ("apps", "Deployment"): (convert_workload, WORKLOAD_REASONS),
+    ("apps", "StatefulSet"): (convert_workload, WORKLOAD_REASONS),
 }
-"""Objects that are not migrated themselves, and what to do with them."""
+"""By API group, in each version, and kind."""
+_KINDS = "KServe's LLMInferenceService and InferenceService, and Deployments and StatefulSets with vLLM"
+_VALUES = "Helm values are no source: render the chart, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
+_OTHERS = reasons("kinds")
+"""What to do with objects that are not migrated themselves, by kind."""
 
 app = new_app()
 
@@ -51,7 +44,7 @@ class MigrateOptions:
 
     file: Annotated[
         list[Path],
-        typer.Option("--file", "-f", metavar="FILE", help="Manifests, kubectl get -o yaml, or Helm values; repeatable. -: standard input."),
+        typer.Option("--file", "-f", metavar="FILE", help="Manifests, or kubectl get -o yaml; repeatable. -: standard input."),
     ]
 
 
@@ -66,11 +59,11 @@ class Result:
 
 @app.command(
     help=describe(
-        "Write InferenceServices for the models that KServe, KubeAI, production-stack, llm-d or plain vLLM serve. "
+        "Write InferenceServices for the models that KServe, llm-d, production-stack or plain vLLM serve. "
         "What is not carried over is listed above each object and on standard error. "
         "Exit status: 0 every source was written, 1 some could not be, 2 none was written.",
         "fairlead migrate -f deployment.yaml -f service.yaml > inferenceservice.yaml",
-        "kubectl get models.kubeai.org -A -o yaml | fairlead migrate -f -",
+        "kubectl get deployments -n llm -o yaml | fairlead migrate -f -",
     )
 )
 @takes(MigrateOptions)
@@ -91,18 +84,17 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
     where = f"-f {file}"
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        documents = list(_flatten(load_documents(text)))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    try:
-        documents = list(_flatten(load_documents(text)))
     except (yaml.YAMLError, ValueError, TypeError) as error:
         line = next((number for number, one in enumerate(text.splitlines(), 1) if re.search(r"\{\{(?!.*[\"'])", one)), 0)
         why = f"line {line} has {{{{ … }}}}: it {RENDER}, or write the values" if line else f"not YAML: {describe_yaml_error(error)}"
         raise UserError(f"{where}: {why}") from None
     for body in documents:
         if not isinstance(body, dict):
-            raise UserError(f"{where}: contains {show(body)}, which is no manifest and no Helm values")
-        if "kind" in body and any(one.matches(body) for one in SOURCES) and (template := find_template(body)):
+            raise UserError(f"{where}: contains {show(body)}, which is no manifest")
+        if "kind" in body and _find_source(body) and (template := find_template(body)):
             raise UserError(f"{where}: {show(template)} {RENDER}")
         yield body
 
@@ -116,62 +108,63 @@ def _flatten(documents: list[Any]) -> Iterator[Any]:
             yield body
 
 
+def _find_source(body: Mapping[str, Any]) -> Source | None:
+    return SOURCES.get((str(body.get("apiVersion")).partition("/")[0], str(body.get("kind"))))
+
+
 def convert(objects: list[dict[str, Any]]) -> Result:
     """Convert all objects of the input. Objects that fail are named in the messages."""
     result, context, names = Result([], []), Context(list(objects)), set()
-    others: list[tuple[int, dict[str, Any], str]] = []
-    for number, body in enumerate(objects):
-        source = next((one for one in SOURCES if one.matches(body)), None)
-        if source is None:
-            others.append((number, body, _explain(body)))
+    for body in objects:
+        if (source := _find_source(body)) is None:
             continue
+        where = _describe(body)
         try:
-            for draft in _convert(source, body, context):
-                manifest = draft.manifest()
-                key = (draft.metadata.get("namespace"), draft.name)
-                if key in names:
-                    raise NotMigratable(f"another source became InferenceService {draft.name} too: rename one of them")
-                names.add(key)
-                where = _describe(body)
-                result.documents.append(_write(where, draft, manifest))
-                result.messages += [f"{where}: {line}" for line in draft.notes]
+            draft = _convert(body, source, context)
+            manifest = draft.manifest()
+            if (key := (draft.metadata.get("namespace"), draft.name)) in names:
+                raise NotMigratable(f"another source became InferenceService {draft.name} too: rename one of them")
         except OtherWorkload as error:
-            result.messages.append(f"{_describe(body)}: left out: {error}")
+            result.messages.append(f"{where}: left out: {error}")
         except NotMigratable as error:
             result.failures += 1
-            result.messages.append(f"{_describe(body)}: not migrated: {error}")
-    result.messages += [f"{_describe(body)}: left out: {text}" for number, body, text in others if number not in context.used]
+            result.messages.append(f"{where}: not migrated: {error}")
+        else:
+            names.add(key)
+            result.documents.append(_write(where, draft, manifest))
+            result.messages += [f"{where}: {line}" for line in draft.notes]
+    unused = [body for number, body in enumerate(objects) if number not in context.used and not _find_source(body)]
+    result.messages += [f"{_describe(body)}: left out: {_explain(body)}" for body in unused]
     return result
 
 
-def _convert(source: Source, body: dict[str, Any], context: Context) -> list[Draft]:
-    """Return the drafts of an object, with a note for each field that none of them has read. Raises NotMigratable."""
-    fields = Fields(body)
+def _convert(body: dict[str, Any], source: Source, context: Context) -> Draft:
+    """Return the draft of an object, with a note for each field that was not read. Raises NotMigratable and OtherWorkload."""
+    fields, (convert_source, known) = Fields(body), source
     try:
-        drafts = source.convert(fields, context)
+        draft = convert_source(fields, context)
     except NotMigratable:
         raise
     except (AttributeError, TypeError, KeyError, IndexError, ValueError):
         last = next(reversed(fields.used), "")
-        raise NotMigratable(f"{last or 'the object'} is not of the type that {source.kind} has there: validate the manifest") from None
-    for path, value, reason in fields.left(source.reasons):
-        owner = next((one for one in drafts if one.scope and path.startswith(f"{one.scope}.")), drafts[0])
-        owner.note(path, reason, value)
-    return drafts
+        what = f"{last} {show(fields.look(last), last)}" if last and "[" not in last else last or "the object"
+        raise NotMigratable(f"{what} is not of the type that {body['kind']} has there: validate the manifest") from None
+    for read, why in ((fields, {**reasons("metadata"), **known}), *([draft.beside] if draft.beside else [])):
+        for path, value, reason in read.left(why):
+            draft.note(path, reason, value)
+    return draft
 
 
 def _explain(body: Mapping[str, Any]) -> str:
     if str(body.get("apiVersion")).startswith(API_VERSION.partition("/")[0]):
         return "is Fairlead's already"
-    if "resourceProfiles" in body:
-        return "its resource profiles were read for Models"
-    return _OTHERS.get(str(body.get("kind")), "not a source that is known: apply it yourself if you need it")
+    return _OTHERS.get(str(body.get("kind")), "not a source that is known: apply it yourself if you need it") if "kind" in body else _VALUES
 
 
 def _describe(body: Mapping[str, Any]) -> str:
     kind, name = body.get("kind"), Fields(body).look("metadata.name")
     if kind is None:
-        return next((one.kind for one in SOURCES if one.matches(body)), f"values with {', '.join(map(str, list(body)[:3])) or 'nothing'}")
+        return f"values with {', '.join(map(str, list(body)[:3])) or 'nothing'}"
     return f"{kind} {name}" if name else str(kind)
 
 

@@ -11,45 +11,38 @@ from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import NAME, NAME_LENGTH, Part
 from fairlead_operator.api.spec import ServiceSpec
 
-SERVER_FIELDS = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "ownerReferences", "finalizers")
-_OTHERS_ANNOTATIONS = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/", "meta.helm.sh/", "serving.kserve.io/", "helm.sh/")
-_OTHERS_LABELS = ("app.kubernetes.io/", "helm.sh/", "pod-template-hash", "serving.kserve.io/")
+_SILENT = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/")
+_OF_TOOLS = (*_SILENT, "meta.helm.sh/", "helm.sh/", "serving.kserve.io/", "app.kubernetes.io/", "pod-template-hash")
+_OF_OLD_PODS = ("app.kubernetes.io/", "llm-d.ai/", "serving.kserve.io/", "kserve.io/", "helm.sh/", "pod-template-hash")
 _TOOLS = "belongs to the tool that wrote it: nothing to do"
+_DEVICES = "names devices: name a ResourceClaimTemplate in spec.resources.resourceClaims"
 START_TTFT_MILLISECONDS = 2000
 
 
 @dataclass
 class Draft:
-    """An InferenceService in the making: `spec`, and what `fairlead.migrate.finish` makes the rest of it from.
-
-    `model`: as vLLM's command line names it, or a URI. `mounts`: path in the engine's container → volume source, folder in it.
-    `pods`: of one replica. `all_gpus`: the source spreads a model over all GPUs of the pod when no flag says so.
-    """
+    """An InferenceService in the making: `spec`, and what `fairlead.migrate.finish` makes the rest of it from."""
 
     name: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)  # source field by field below spec
     notes: list[str] = field(default_factory=list)
     flags: list[tuple[str, str, list[str], str]] = field(default_factory=list)  # name, as written on a command line, values, source field
     env: dict[str, dict[str, Any]] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    claims: dict[str, Fields] = field(default_factory=dict)  # resourceClaims of the pod
-    mounts: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
-    mount_specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # those of `mounts` that nothing has replaced yet
+    mounts: dict[str, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)  # path in the container → volume, mount
+    replaced: set[str] = field(default_factory=set)  # paths of `mounts` that a field replaces
     cache_paths: list[str] = field(default_factory=list)
-    parallel: dict[str, tuple[int, str]] = field(default_factory=dict)  # tensor, pipeline, data → degree, source field
+    parallel: dict[str, tuple[int, str]] = field(default_factory=dict)  # degree and source field, by tensor, pipeline and data
     adapters: list[tuple[str, str, str]] = field(default_factory=list)  # name, path or URI, source field
-    scope: str = ""  # path of the part of the source that is this service's alone
-    model: str = ""
-    model_source: str = ""
+    model: tuple[str, str] = ("", "")  # as vLLM's command line names it, or a URI, and the source field
     served_name: str = ""
     gpus: int | None = None
-    pods: int = 1
-    all_gpus: bool = False
-    splits_prefill: bool = False
+    beside: tuple[Fields, Mapping[str, str]] | None = None  # an object read with the source, and the reasons of its fields
+    all_gpus: bool = False  # the source spreads a model over all GPUs of the pod when no flag says so
 
     def put(self, target: str, value: Any, source: str) -> None:
         """Set a field below spec, and remember the source field for messages."""
@@ -63,67 +56,54 @@ class Draft:
         self.origins[target] = source
 
     def get(self, target: str) -> Any:
-        node: Any = self.spec
-        for name in target.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        return node
+        return Fields(self.spec).look(target)
 
     def note(self, source: str, text: str, value: Any = None) -> None:
-        shown = "" if value is None else f" {show(value, source)}"
-        line = f"{source}{shown}: {text}"
+        line = f"{source}{'' if value is None else f' {show(value, source)}'}: {text}"
         if line not in self.notes:
             self.notes.append(line)
 
-    def flag(self, name: str, source: str, *values: str) -> None:
-        """Add a flag of vLLM that a field of the source stands for."""
-        self.flags.append((name, "", list(values), source))
-
-    def autoscale(self, bounds: tuple[int, int], source: str, text: str) -> None:
-        """Let the operator set the number of workers between the bounds. `text`: what the source scaled by."""
-        fewest, most = bounds
+    def autoscale(self, fewest: int, most: int, source: str, text: str) -> None:
+        """Let the operator set the number of workers between two bounds. `text`: what the source scaled by."""
         if fewest == most:
             self.put("replicas", fewest, source)
             return
         if "replicas" in self.spec:
             self.note(self.origins["replicas"], f"{source} sets the number", self.spec.pop("replicas"))
-        self.put("scaling.minReplicas", fewest, source)
-        self.put("scaling.maxReplicas", most, source)
-        self.put("scaling.target.ttftMilliseconds", START_TTFT_MILLISECONDS, source)
-        self.note(
-            source,
-            f"{text}; Fairlead scales by the expected time to first token: {START_TTFT_MILLISECONDS} ms in "
-            "spec.scaling.target is a first value, choose yours",
-        )
+        target = {"ttftMilliseconds": START_TTFT_MILLISECONDS}
+        self.put("scaling", {"minReplicas": fewest, "maxReplicas": most, "target": target}, source)
+        by = f"Fairlead scales by the expected time to first token: {START_TTFT_MILLISECONDS} ms in spec.scaling.target is a first value"
+        self.note(source, f"{text}; {by}, choose yours")
 
-    def identify(self, metadata: Mapping[str, Any]) -> None:
-        """Take over name, namespace, labels and annotations."""
-        if not isinstance(metadata, Mapping):
-            raise NotMigratable(f"metadata must be a mapping (got {show(metadata)})")
-        self.rename(metadata.get("name") or "", "metadata.name")
-        if namespace := metadata.get("namespace"):
-            self.metadata["namespace"] = str(namespace)
-        for kind, others in (("labels", _OTHERS_LABELS), ("annotations", _OTHERS_ANNOTATIONS)):
-            given = metadata.get(kind) or {}
-            if not isinstance(given, Mapping):
-                raise NotMigratable(f"metadata.{kind} must be a mapping (got {show(given)})")
-            kept = {str(key): str(value) for key, value in given.items() if not str(key).startswith(others)}
-            for key in (str(one) for one in given if str(one) not in kept):
-                if not key.startswith(("kubectl.kubernetes.io/", "deployment.kubernetes.io/")):
-                    own = "names devices: name a ResourceClaimTemplate in spec.resources.resourceClaims" if "/exp-dra-" in key else _TOOLS
-                    self.note(f"metadata.{kind}.{key}", own, given.get(key))
-            if kept:
-                self.metadata[kind] = kept
-
-    def rename(self, name: str, source: str) -> None:
-        """Set the name of the service, changed where Fairlead's rule for names is stricter."""
+    def identify(self, fields: Fields) -> None:
+        """Take over name, namespace, labels and annotations. The name is changed where Fairlead's rule for names is stricter."""
+        metadata = fields.part("metadata")
+        name = metadata.look("name")
         if not isinstance(name, str) or not name:
-            raise NotMigratable(f"{source} is missing: give the object a name")
-        valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        valid = (valid if valid[:1].isalpha() else f"m-{valid}")[:NAME_LENGTH].rstrip("-")
-        if re.match(NAME, name) is None or len(name) > NAME_LENGTH:
-            self.note(source, f"the InferenceService is named {valid}, because its name is that of a Service", name)
-            name = valid
+            raise NotMigratable("metadata.name is missing: give the object a name")
         self.name = name
+        if re.match(NAME, name) is None or len(name) > NAME_LENGTH:
+            valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+            self.name = (valid if valid[:1].isalpha() else f"m-{valid}")[:NAME_LENGTH].rstrip("-")
+            self.note("metadata.name", f"the InferenceService is named {self.name}, because its name is that of a Service", name)
+        if namespace := metadata.look("namespace"):
+            self.metadata["namespace"] = str(namespace)
+        for kind in ("labels", "annotations"):
+            given = {str(key): str(value) for key, value in metadata.part(kind).data.items()}
+            if kept := {key: value for key, value in given.items() if not key.startswith(_OF_TOOLS)}:
+                self.metadata[kind] = kept
+            for key in [key for key in given if key not in kept and not key.startswith(_SILENT)]:
+                self.note(f"metadata.{kind}.{key}", _DEVICES if "/exp-dra-" in key else _TOOLS, given[key])
+
+    def label_pods(self, fields: Fields, labels: str, annotations: str, without: Mapping[str, Any] | None = None) -> None:
+        """Carry over labels and annotations of pods; without those by which other objects select the old pods."""
+        for kind, path in (("labels", labels), ("annotations", annotations)):
+            given = {str(key): str(value) for key, value in fields.take(path, {}).items()}
+            kept = {key: value for key, value in given.items() if key not in (without or {}) and not key.startswith(_OF_OLD_PODS)}
+            for key in [key for key in given if key not in kept]:
+                self.note(f"{fields.at(path)}.{key}", "objects of the old service select by it: new pods must not have it", given[key])
+            if kept:
+                self.put(f"podTemplate.metadata.{kind}", kept, fields.at(path))
 
     def manifest(self) -> dict[str, Any]:
         """Return the InferenceService. Raises NotMigratable, with the source field, if it is not valid."""

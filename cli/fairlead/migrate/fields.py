@@ -2,9 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 TEMPLATE = re.compile(r"\{\{[-\s]*(\.(Values|Release|Chart|Capabilities|Files)\b|include |template |toYaml |tpl |if |range |with |end\b)")
 RENDER = "is a Helm template: render it first, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
@@ -12,6 +15,7 @@ NO_FIELD = "no such field in an InferenceService: check whether you need it"
 _SECRET = re.compile(r"(\b|[_-])token$|api_?-?key|password|credential", re.IGNORECASE)
 _SHOWN = 60
 """Characters of a value that a note quotes."""
+_REASONS = yaml.safe_load(files(__package__).joinpath("reasons.yaml").read_text())
 
 
 class NotMigratable(ValueError):
@@ -29,6 +33,10 @@ class Fields:
     def at(self, path: str) -> str:
         return f"{self.path}.{path}".lstrip(".")
 
+    def mark(self) -> None:
+        """Mark this section as read."""
+        self.used[self.path] = True
+
     def look(self, path: str, default: Any = None) -> Any:
         """Return the value at a path such as `spec.model.uri` without marking it as read."""
         value = self.data
@@ -41,16 +49,6 @@ class Fields:
         value = self.look(path)
         if value is not None:
             self.used[self.at(path)] = True
-        return default if value is None else value
-
-    def keys(self) -> list[str]:
-        return list(self.data) if isinstance(self.data, Mapping) else []
-
-    def key(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key that may contain dots, and mark it as read."""
-        value = self.data.get(name) if isinstance(self.data, Mapping) else None
-        if value is not None:
-            self.used[self.at(name)] = True
         return default if value is None else value
 
     def part(self, path: str) -> "Fields":
@@ -67,34 +65,46 @@ class Fields:
             raise NotMigratable(f"{self.at(path)} must be a list of mappings (got {show(value)})")
         return [Fields(item, f"{self.at(path)}[{number}]", self.used) for number, item in enumerate(value)]
 
+    def find(self, path: str, matches: Callable[["Fields"], bool]) -> "Fields | None":
+        """Return the first section of a list that matches."""
+        return next((one for one in self.items(path) if matches(one)), None)
+
+    def words(self, path: str) -> list[str]:
+        """Return a command line, and mark it as read. Raises NotMigratable if it is no list of strings."""
+        value = self.take(path, [])
+        if not isinstance(value, list) or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in value):
+            raise NotMigratable(f"{self.at(path)} must be a list of strings (got {show(value)})")
+        return [str(one) for one in value]
+
     def left(self, reasons: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
         """Yield path, value and reason of what was not read, as few sections as contain nothing else.
 
-        A reason is also that of the fields below; `*` in its path is any one name. An empty one: the field needs no note.
+        `reasons`: by path without the numbers of items. A reason is also that of the fields below; an empty one: the field needs no note.
         """
         yield from self._left(self.data, self.path, reasons, None)
 
     def _left(self, value: Any, path: str, reasons: Mapping[str, str], inherited: str | None) -> Iterator[tuple[str, Any, str]]:
-        reason = next((text for pattern, text in reasons.items() if _matches(pattern, path)), inherited)
-        if path in self.used or value in (None, "", []) or (value == {} and reason is None) or reason == "":
+        plain = re.sub(r"\[\d+\]", "", path)
+        reason = reasons.get(plain, inherited)
+        if path in self.used or reason == "" or value in (None, "", []) or (value == {} and reason is None):
             return
         inside = not path or any(one.startswith((f"{path}.", f"{path}[")) for one in self.used)
-        if isinstance(value, Mapping) and (inside or any(one.startswith(f"{_plain(path)}.") for one in reasons)):
-            for name, child in value.items():
-                yield from self._left(child, f"{path}.{name}".lstrip("."), reasons, reason)
+        if isinstance(value, Mapping) and (inside or any(one.startswith(f"{plain}.") for one in reasons)):
+            children = {f"{path}.{name}".lstrip("."): child for name, child in value.items()}
         elif isinstance(value, list) and inside:
-            for number, child in enumerate(value):
-                yield from self._left(child, f"{path}[{number}]", reasons, reason)
+            children = {f"{path}[{number}]": child for number, child in enumerate(value)}
         else:
             yield path, value, NO_FIELD if reason is None else reason
+            return
+        for child_path, child in children.items():
+            yield from self._left(child, child_path, reasons, reason)
 
 
-def _plain(path: str) -> str:
-    return re.sub(r"\[\d+\]", "", path)
-
-
-def _matches(pattern: str, path: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), _plain(path)) is not None
+def reasons(table: str, *prefixes: str) -> dict[str, str]:
+    """Return the reason of each path in a table of `reasons.yaml`. `prefixes`: of the paths."""
+    rows = ((part, why, names) for part, found in _REASONS[table].items() for why, names in found.items())
+    paths = {f"{part}.{name}".lstrip("."): why for part, why, names in rows for name in names.split()}
+    return {f"{prefix}.{path}".lstrip("."): why for prefix in prefixes or ("",) for path, why in paths.items()}
 
 
 def show(value: Any, name: str = "") -> str:
@@ -117,17 +127,7 @@ def quantity(value: Any) -> str:
     """Return a quantity as a string: YAML reads `cpu: 8` as a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def gpu_count(value: Any, source: str) -> int:
-    """Return a number of GPUs. Raises NotMigratable."""
-    try:
-        return whole(value)
-    except (ValueError, TypeError):
-        raise NotMigratable(
-            f"{source}: {show(value)} is no number of whole GPUs: for parts of one name MIG slices as its resource"
-        ) from None
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def whole(value: Any) -> int:

@@ -1,213 +1,139 @@
-"""KServe: LLMInferenceService, and InferenceService with a language model."""
+"""KServe: LLMInferenceService (llm-d's too), and InferenceService with a language model. Both have one shape in different places."""
 
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 from fairlead.migrate.command_line import read_arguments, read_command
+from fairlead.migrate.context import SEVERAL_PODS, Context
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, show, whole
+from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.pods import read_container, read_pod, reasons_of_pod
-from fairlead.migrate.sources import METADATA_REASONS, Context, Source, is_kind, pod_metadata, read_gateway
-from fairlead.migrate.tables import Field, apply, flag, switches
+from fairlead.migrate.pods import read_container, read_pod
 
-ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
-
-
-def _serve_as(draft: Draft, value: Any, source: str) -> None:
-    draft.served_name, draft.origins["model.name"] = str(value), source
+_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # as the command of KServe's templates reads them
+_RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 
 
-LLM = (
-    Field("spec.model.uri", "model.uri", str),
-    Field("spec.model.name", _serve_as),
-    Field("spec.model.lora.maxRank", flag("max-lora-rank")),
-    Field("spec.model.lora.maxAdapters", flag("max-loras")),
-    Field("spec.model.lora.maxCpuAdapters", flag("max-cpu-loras")),
-    Field("spec.replicas", "replicas", whole),
-    Field("spec.parallelism.tensor", flag("tensor-parallel-size")),
-    Field("spec.parallelism.pipeline", flag("pipeline-parallel-size")),
-    Field("spec.parallelism.data", flag("data-parallel-size")),
-    Field("spec.parallelism.expert", switches("enable-expert-parallel")),
-    Field("spec.router.route.http.spec.hostnames", "exposure.gateway.hostnames"),
+@dataclass(frozen=True)
+class Shape:
+    """Where the parts of a kind are. `container`: name of the one that runs vLLM. `flags`: fields that stand for flags of vLLM."""
+
+    pod: str
+    container: str
+    uri: str
+    several_pods: str
+    scaling: str
+    labels: str
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+LLM = Shape(
+    "spec.template",
+    "main",
+    "spec.model.uri",
+    "spec.worker",
+    "spec.scaling",
+    "spec",
+    {
+        "spec.model.name": "served-model-name",
+        "spec.model.lora.maxRank": "max-lora-rank",
+        "spec.model.lora.maxAdapters": "max-loras",
+        "spec.model.lora.maxCpuAdapters": "max-cpu-loras",
+        "spec.parallelism.tensor": "tensor-parallel-size",
+        "spec.parallelism.pipeline": "pipeline-parallel-size",
+        "spec.parallelism.data": "data-parallel-size",
+    },
 )
-_GATEWAY = "name your Gateway in spec.exposure.gateway.parentRef: KServe's default one is not known here"
-_INDEX = "routers route by prefix without a scheduler (spec.routing): nothing to do"
-_LLM_REASONS = {
-    **METADATA_REASONS,
-    **reasons_of_pod("spec.template", "spec.template.containers"),
-    "spec.router.gateway": _GATEWAY,
-    "spec.router.route": _GATEWAY,
-    "spec.router.gateway.refs": "a service has one Gateway: write an HTTPRoute for each of the others",
-    "spec.router.ingress": "write an Ingress to the Service of the InferenceService",
-    "spec.router.scheduler": _INDEX,
-    "spec.prefill": "a worker computes both prefill and decode: add its replicas to spec.replicas to keep the number of GPUs",
-    "spec.worker": "the pods of a worker have one template, that of spec.template: nothing to do if both are the same",
-    "spec.parallelism.dataLocal": "each part of data parallelism is a worker: nothing to do",
-    "spec.parallelism.dataRPCPort": "each part of data parallelism is a worker: nothing to do",
-    "spec.baseRefs": "its fields are not in the input: add those that you need",
-    "spec.storageInitializer": "workers download the model themselves: nothing to do",
-    "spec.model.confidential": "encrypted models are not supported: decrypt it onto a claim (pvc://)",
-    "spec.workload": "see KServe's kvCacheOffloading: add vLLM's --kv-offloading-size to spec.engine.args",
-    "spec.kvCacheOffloading": "add vLLM's --kv-offloading-size to spec.engine.args; the prefix index does not follow offloaded blocks",
-    "spec.tracing": "tracing is configured for all services in the chart (docs/operate/tracing.md)",
-    "spec.rolloutStrategy": "set spec.rollout",
-    "spec.scaling": "spec.scaling.target is the only metric: nothing to do",
-}
+_SPEC = "spec.predictor"
+PREDICTOR = Shape(_SPEC, "kserve-container", f"{_SPEC}.model.storageUri", f"{_SPEC}.workerSpec", _SPEC, _SPEC)
 
 
-def _convert_llm(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft()
-    draft.identify(fields.look("metadata", {}))
-    draft.served_name = fields.look("metadata.name")
-    draft.splits_prefill = bool(fields.look("spec.prefill"))
-    apply(LLM, fields, draft)
-    for refs in ("spec.router.route.http.spec.parentRefs", "spec.router.gateway.refs"):
-        read_gateway(draft, fields, refs)
+def convert_llm(fields: Fields, context: Context) -> Draft:
+    """Return the draft of an LLMInferenceService. Raises NotMigratable."""
+    draft, pod, own = _begin(LLM, fields)
     for adapter in fields.items("spec.model.lora.adapters"):
         draft.adapters.append((str(adapter.take("name")), str(adapter.take("uri")), adapter.path))
-    if fields.look("spec.scaling.maxReplicas") is not None:
-        bounds = (whole(fields.take("spec.scaling.minReplicas", 1)), whole(fields.take("spec.scaling.maxReplicas")))
-        draft.autoscale(bounds, "spec.scaling", "it scaled by other metrics")
-    pod_metadata(draft, fields, "spec.labels", "spec.annotations")
-    pod = fields.part("spec.template")
-    containers = pod.items("containers")
-    main = next((one for one in containers if one.look("name") == "main"), containers[0] if len(containers) == 1 else Fields({}))
-    read_pod(draft, pod, main.path)
+    if (replicas := fields.take("spec.replicas")) is not None:
+        draft.put("replicas", whole(replicas), "spec.replicas")
+    if fields.take("spec.parallelism.expert"):
+        draft.flags.append(("enable-expert-parallel", "", [], "spec.parallelism.expert"))
+    for first in fields.items("spec.router.gateway.refs")[:1]:  # a service has one Gateway
+        kept = {key: value for key in ("name", "namespace", "sectionName") if (value := first.take(key))}
+        draft.put("exposure.gateway.parentRef", kept, first.path)
+        if hostnames := fields.take("spec.router.route.http.spec.hostnames"):
+            draft.put("exposure.gateway.hostnames", hostnames, "spec.router.route.http.spec.hostnames")
+    main = own or Fields({}, f"{pod.path}.containers")
     read_container(draft, main, pod)
-    words = [*main.take("command", []), *main.take("args", [])]
-    if not read_command(draft, words, main.at("args"), serves=True):
-        draft.note(main.at("command"), "not understood as vLLM's command line: write its flags into spec.engine.args", words)
-    read_extra_arguments(draft)
-    if fields.look("spec.worker"):
-        data, local = (whole(fields.look(f"spec.parallelism.{name}", 1)) for name in ("data", "dataLocal"))
-        draft.pods = max(whole(fields.look("spec.parallelism.pipeline", 1)), data // max(1, local))
-    finish(draft)
-    return [draft]
-
-
-def read_extra_arguments(draft: Draft) -> None:
-    """Read the variable with more arguments, as KServe's command does."""
-    variable = draft.env.pop(ARGUMENTS, {})
-    if "value" in variable:
-        source = f"{draft.origins['engine.env']} {ARGUMENTS}"
+    command, source = main.words("command"), main.at("command")
+    if not read_command(draft, [*command, *main.words("args")], main.at("args") if main.look("args") else source, serves=True):
+        draft.note(source, "not understood as vLLM's command line: write its flags into spec.engine.args", command)
+    if more := draft.env.pop(_ARGUMENTS, {}):
+        source = f"{main.at('env')} {_ARGUMENTS}"
         try:
-            read_arguments(draft, shlex.split(variable["value"]), source)
-        except ValueError as error:
-            raise NotMigratable(f"{source}: not understood ({error}): correct its quotes") from None
-    elif variable:
-        draft.note(ARGUMENTS, "its value is not in the manifest: write its flags into spec.engine.args", variable)
+            read_arguments(draft, shlex.split(more["value"]), source)
+        except (KeyError, ValueError) as error:
+            raise NotMigratable(f"{source}: not understood ({error}): write its flags into args") from None
+    return _end(LLM, fields, draft)
 
 
-PREDICTOR = (Field("model.storageUri", "model.uri", str),)
-_RUNTIME_FIELDS = ("supportedModelFormats", "multiModel", "protocolVersions", "builtInAdapter", "disabled", "annotations", "labels")
-_SERVER = "a flag of KServe's server, not of vLLM: nothing to do"
-_SERVER_FLAGS = {
-    **dict.fromkeys(("http-port", "grpc-port", "workers", "max-threads", "max-asyncio-workers", "enable-grpc"), _SERVER),
-    **dict.fromkeys(("enable-docs-url", "enable-latency-logging", "configure-logging", "log-config-file", "access-log-format"), _SERVER),
-    **dict.fromkeys(("model-dir", "enable-sigterm-handler", "predictor-host", "predictor-protocol", "predictor-use-ssl"), _SERVER),
-    **dict.fromkeys(("disable-lower-case", "disable-special-tokens", "tensor-input-names", "return-token-type-ids"), _SERVER),
-    **dict.fromkeys(("return-probabilities", "return-raw-logits", "max-length"), _SERVER),
-    "backend": "the engine is vLLM; without it KServe may have used transformers: compare answers",
-    "task": "vLLM detects the task; see its --runner and --convert",
-}
-_SERVER_NAMES = {"model-name": "served-model-name", "model-id": "model", "model-revision": "revision"}
-_STOPS = "spec.scaling.target is the only metric: nothing to do"
-_PREDICTOR_REASONS = {
-    **METADATA_REASONS,
-    **reasons_of_pod("spec.predictor", "spec.predictor.model", "spec.predictor.containers"),
-    "spec.transformer": "no pods before or after the model: keep it as a Deployment that calls the service",
-    "spec.explainer": "no pods before or after the model: keep it as a Deployment that calls the service",
-    "spec.predictor.model.runtime": "image and flags of the ServingRuntime are not in the input: check spec.engine.image and args",
-    "spec.predictor.model.runtimeVersion": "name the image in spec.engine.image",
-    "spec.predictor.model.protocolVersion": "workers serve OpenAI's API; clients of KServe's own protocol must change",
-    "spec.predictor.model.storage": "name the model in storageUri, and its Secret in spec.model.secretRef",
-    "spec.predictor.scaleTarget": _STOPS,
-    "spec.predictor.scaleMetric": _STOPS,
-    "spec.predictor.scaleMetricType": _STOPS,
-    "spec.predictor.autoScaling": _STOPS,
-    "spec.predictor.containerConcurrency": "set spec.engine.maxNumSeqs; routers queue the other requests",
-    "spec.predictor.timeout": "set spec.exposure.gateway.timeoutSeconds, or the clients' timeout",
-    "spec.predictor.canaryTrafficPercent": "set spec.rollout.canary.trafficPercent",
-    "spec.predictor.deploymentStrategy": "set spec.rollout",
-    "spec.predictor.workerSpec": "the pods of a worker have one template: nothing to do if both are the same",
-    "spec.predictor.logger": "routers log requests; prompts and answers are not logged",
-    "spec.predictor.batcher": "the engine batches continuously: nothing to do",
-}
-
-
-def _convert_predictor(fields: Fields, context: Context) -> list[Draft]:
-    draft = Draft()
-    draft.identify(fields.look("metadata", {}))
-    draft.served_name = fields.look("metadata.name")
-    pod, model = fields.part("spec.predictor"), fields.part("spec.predictor.model")
-    containers = pod.items("containers")
+def convert_predictor(fields: Fields, context: Context) -> Draft:
+    """Return the draft of an InferenceService. Raises NotMigratable."""
+    draft, pod, own = _begin(PREDICTOR, fields)
+    model = pod.part("model")
     form = str(model.take("modelFormat.name", "")).lower()
-    if form not in ("huggingface", "vllm", "") or not (form or containers):
-        what = f"spec.predictor.model.modelFormat {form}" if form else f"spec.predictor ({', '.join(pod.keys()) or 'empty'})"
+    if form not in ("huggingface", "vllm", "") or not (form or own):
+        what = f"{model.at('modelFormat')} {form}" if form else f"spec.predictor ({', '.join(pod.data) or 'empty'})"
         raise NotMigratable(f"{what}: only language models of format huggingface or vLLM, or a container with vLLM, can be migrated")
-    own = next((one for one in containers if one.look("name") == "kserve-container"), None if form else containers[0])
+    draft.all_gpus = form == "huggingface"
     main = own if own and not form else model
-    apply(PREDICTOR, pod, draft)
-    read_pod(draft, pod, own.path if own else "")
-    command, args = main.take("command", []), main.take("args", [])
-    if form:
-        runtime = _read_runtime(draft, model, context, fields.look("metadata"))
-        command, args = command or runtime[0], [*runtime[1], *args]
-    read_container(draft, main, pod)
-    if form:
-        draft.all_gpus = form == "huggingface"
-        if not (command and read_command(draft, [*command, *args], main.at("args"))):
-            read_arguments(draft, args, main.at("args"))
-        draft.flags = [(_SERVER_NAMES.get(name, name), *rest) for name, *rest in draft.flags]  # type: ignore[misc]
-        for name, written, values, source in [one for one in draft.flags if one[0] in _SERVER_FLAGS]:
-            draft.note(f"{source} {written}", _SERVER_FLAGS[name], " ".join(values) or None)
-            draft.flags.remove((name, written, values, source))
-    elif not read_command(draft, [*command, *args], main.at("args"), serves="vllm" in str(main.look("image"))):
-        raise NotMigratable(f"{main.path}: does not run vLLM (image {main.look('image')}): only vLLM can be migrated")
+    name = model.look("runtime")
+    found = context.find(_RUNTIMES, lambda one: bool(one.look("metadata.name") == name), fields.look("metadata.namespace")) if name else []
+    engines = [(main, pod)]
+    if found:
+        model.take("runtime")
+        spec = Fields(found[0].look("spec", {}), f"{found[0].look('kind')} {name} spec")
+        draft.beside = (spec, reasons("pod", spec.path, f"{spec.path}.containers") | reasons("runtime", spec.path))
+        engines = [*((one, spec) for one in spec.items("containers")[:1]), *engines]
+    command: list[str] = []
+    args: list[str] = []
+    for engine, template in engines:
+        read_container(draft, engine, template)
+        command = [one.replace("{{.Name}}", draft.served_name) for one in engine.words("command")] or command
+        args += [one.replace("{{.Name}}", draft.served_name) for one in engine.words("args")]
+    if not read_command(draft, [*command, *args], main.at("args"), serves=not form and "vllm" in str(main.look("image"))):
+        if not form:
+            raise NotMigratable(f"{main.path}: does not run vLLM (image {main.look('image')}): only vLLM can be migrated")
+        read_arguments(draft, args, main.at("args"))
     if uri := draft.env.pop("STORAGE_URI", {}).get("value"):
         draft.put("model.uri", uri, f"{draft.origins['engine.env']} STORAGE_URI")
-    if draft.get("model.uri") is None and not any(one[0] == "model" for one in draft.flags) and (storage := model.look("storage")):
-        raise NotMigratable(f"{model.at('storage')} {show(storage)}: {_PREDICTOR_REASONS['spec.predictor.model.storage']}")
-    _scale_predictor(draft, pod)
-    if pod.look("workerSpec"):
-        draft.pods = whole(pod.look("workerSpec.pipelineParallelSize", 2))
-        table = (Field("tensorParallelSize", flag("tensor-parallel-size")), Field("pipelineParallelSize", flag("pipeline-parallel-size")))
-        apply(table, pod.part("workerSpec"), draft)
-    pod_metadata(draft, pod, "labels", "annotations")
+    return _end(PREDICTOR, fields, draft)
+
+
+def _begin(shape: Shape, fields: Fields) -> tuple[Draft, Fields, Fields | None]:
+    """Return the draft with what both kinds have, the section of the pod, and its container that runs vLLM."""
+    if fields.look(shape.several_pods):
+        raise NotMigratable(f"{shape.several_pods}: {SEVERAL_PODS}")
+    draft = Draft(served_name=fields.look("metadata.name"))
+    draft.identify(fields)
+    if uri := fields.take(shape.uri):
+        draft.put("model.uri", str(uri), shape.uri)
+    draft.flags += [(flag, "", [quantity(value)], path) for path, flag in shape.flags.items() if (value := fields.take(path)) is not None]
+    pod = fields.part(shape.pod)
+    containers = pod.items("containers")
+    own = next((one for one in containers if one.look("name") == shape.container or len(containers) == 1), None)
+    read_pod(draft, pod, own.path if own else "")
+    return draft, pod, own
+
+
+def _end(shape: Shape, fields: Fields, draft: Draft) -> Draft:
+    scaling = fields.part(shape.scaling)
+    if scaling.look("minReplicas") is not None or scaling.look("maxReplicas") is not None:
+        fewest, most = whole(scaling.take("minReplicas", 1)), whole(scaling.take("maxReplicas", 0))
+        draft.autoscale(fewest, max(most, fewest, 1), scaling.at("maxReplicas" if most else "minReplicas"), "it scaled by other metrics")
+    draft.label_pods(fields, f"{shape.labels}.labels", f"{shape.labels}.annotations")
     finish(draft)
-    return [draft]
+    return draft
 
 
-def _read_runtime(draft: Draft, model: Fields, context: Context, metadata: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Read the container of the ServingRuntime, if it is in the input; return its command and arguments."""
-    kinds, name = ("ServingRuntime", "ClusterServingRuntime"), model.look("runtime")
-    found = context.find(kinds, lambda one: Fields(one).look("metadata.name") == name, metadata.get("namespace")) if name else []
-    for runtime in found[:1]:
-        model.take("runtime")
-        where = f"{runtime.look('kind')} {name} "
-        spec = Fields(runtime.look("spec", {}), f"{where}spec")
-        for container in spec.items("containers")[:1]:
-            read_container(draft, container, spec)
-            words = [[str(one).replace("{{.Name}}", metadata["name"]) for one in container.take(part, [])] for part in ("command", "args")]
-            silent = dict.fromkeys((f"{where}spec.{one}" for one in _RUNTIME_FIELDS), "")
-            for path, value, reason in spec.left({**reasons_of_pod(f"{where}spec", f"{where}spec.containers"), **silent}):
-                draft.note(path, reason, value)
-            return words[0], words[1]
-    return [], []
-
-
-def _scale_predictor(draft: Draft, pod: Fields) -> None:
-    fewest, most = whole(pod.take("minReplicas", 1)), whole(pod.take("maxReplicas", 0))
-    source = pod.at("maxReplicas" if most else "minReplicas")
-    if fewest == 0 or most > fewest:
-        draft.autoscale((fewest, max(most, 1)), source, "it scaled by requests or CPU")
-    else:
-        draft.put("replicas", fewest, source)
-
-
-SOURCES = (
-    Source("LLMInferenceService", is_kind("serving.kserve.io", "LLMInferenceService"), _convert_llm, _LLM_REASONS),
-    Source("InferenceService of KServe", is_kind("serving.kserve.io", "InferenceService"), _convert_predictor, _PREDICTOR_REASONS),
-)
+LLM_REASONS = reasons("pod", "spec.template", "spec.template.containers") | reasons("LLMInferenceService")
+PREDICTOR_REASONS = reasons("pod", *(f"spec.predictor{part}" for part in ("", ".model", ".containers"))) | reasons("predictor")

@@ -21,9 +21,11 @@ app = new_app()
 
 
 class ServeCommand(TyperCommand):
-    """Refuses flags such as vLLM's `-tp 2`, which would be read as `-t` and `-p 2`, the port."""
+    """Refuses flags such as vLLM's `-tp 2`, read as `-t` and `-p 2`, the port, and an empty MODEL, as of an unset variable."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0]:
+            raise UserError("MODEL is empty: name a model, or leave it out for SmolLM2")
         own = args[: args.index("--")] if "--" in args else args
         if flag := next((arg.partition("=")[0] for arg in own if re.match("-[A-Za-z]{2,}", arg)), ""):
             raise UserError(f"{flag}: write the flag's long name, such as --tensor-parallel-size for -tp, or give it after --")

@@ -66,8 +66,8 @@ class EnginePod:
         self._phase = phase
         self._numbers = count()
         self._arrivals = ArrivalRate()
-        self._inbox: list[Submit | str] = []
-        """Requests that arrived during the step in flight, and the ids of those to withdraw."""
+        self._inbox: list[Submit] = []
+        """Requests that arrived during the step in flight."""
         self._step: tuple[StepPlan, float, float] | None = None
         """The step in flight, its seconds and its end."""
         self._events: list[CacheEvent] = []
@@ -88,10 +88,6 @@ class EnginePod:
             self._step = plan, seconds + self.model.arrival_seconds, end + self.model.arrival_seconds
         return number
 
-    def withdraw(self, number: int, now: float) -> None:
-        """Take a request back, unless it has started when the step in flight ends."""
-        self._inbox.append(str(number))
-
     def next_event(self) -> float:
         """Return the end of the step in flight; infinity for an idle pod."""
         return self._step[2] if self._step is not None else float("inf")
@@ -110,7 +106,8 @@ class EnginePod:
             ended += [Progress(number, cached)] if is_first else []
             ended += [Progress(number, cached, is_last=True)] if request.finish is not None else []
         self._events += self._scheduler.drain_events()
-        return ended + self._begin(now, was_idle=False)
+        self._begin(now, was_idle=False)
+        return ended
 
     @property
     def is_idle(self) -> bool:
@@ -131,27 +128,22 @@ class EnginePod:
         """Return the load that the engine had reported at a past moment: that of the end of a step."""
         return self._loads[max(0, bisect.bisect_left(self._times, at) - 1)]
 
-    def _begin(self, now: float, was_idle: bool) -> list[Progress]:
-        """Plan the next step, if there is work. Return the requests that were withdrawn before it."""
+    def _begin(self, now: float, was_idle: bool) -> None:
+        """Plan the next step, if there is work."""
         self._note(now)
-        withdrawn, scheduler = list[Progress](), self._scheduler
+        scheduler = self._scheduler
         for message in self._inbox:
-            if isinstance(message, str):
-                if scheduler.is_untouched(message):
-                    scheduler.abort(message)
-                    withdrawn.append(Progress(int(message), is_withdrawn=True))
-            elif (refused := scheduler.submit(message)) is not None:
+            if (refused := scheduler.submit(message)) is not None:
                 raise ValueError(f"the modelled worker refuses a request: {refused.error}")
         self._inbox.clear()
         plan = scheduler.plan()
         if not plan:
             self._step = None
-            return withdrawn
+            return
         context = sum(row.start for row in plan.rows if row.request.output_length)
         seconds = self.model.seconds((plan.prefill_work, plan.prefill_tokens, context, plan.decodes, 1.0))
         seconds = max(0.0, seconds - self.model.idle_credit) if was_idle else seconds
         self._step = plan, seconds, now + seconds + (0.0 if was_idle else self.model.between_seconds)
-        return withdrawn
 
     def _note(self, now: float) -> None:
         self._times.append(now)

@@ -10,8 +10,15 @@ from fairlead.simulate.pods import Pod
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
-from fairlead_router.routing.prompts_in_flight import PromptsInFlight
-from fairlead_router.serving.waiting_attempts import WaitingAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A router's choice. `cached`: prompt tokens expected in the pod's cache. `reservation`: one in Redis, which every router sees."""
+
+    pod: int
+    cached: int = 0
+    reservation: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,15 +31,12 @@ class InflightRequest:
     pod: int
     sent_at: float
     cost: float
-    reserved: bool
-    """Whether it has a reservation in Redis, which every router sees."""
+    reservation: bytes
     waiting: bool = True
     """Whether it has no first token."""
     first_token_at: float = 0.0
     number: int = -1
     """Its number at the pod."""
-    attempt: WaitingAttempt | None = None
-    """Its entry at its router while it may be withdrawn."""
 
 
 class InflightRequests:
@@ -62,7 +66,7 @@ class InflightRequests:
         for flight in reversed(self.waiting[pod]):
             if flight.sent_at <= since:
                 break
-            tokens += flight.cost * flight.reserved
+            tokens += flight.cost if flight.reservation else 0.0
         return tokens
 
     def drop(self, flight: InflightRequest) -> None:
@@ -91,37 +95,32 @@ class Fleet:
         self.inflight = InflightRequests(most)
         # A single router has sent all requests.
         self.inflight_by_router = [InflightRequests(most) for _ in range(routers)] if routers > 1 else [self.inflight]
-        self.prompts_in_flight = PromptsInFlight() if routers == 1 else None
-        """Prompts that our router has sent, if it is the only one (`MirrorRouting`)."""
+        self.num_routers = routers
+        self.addresses = [f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:8000" for number in range(most)]
+        self.number_of = {address: number for number, address in enumerate(self.addresses)}
         self.table = PrefixTable()
         for number in self.usable:
-            self.table.join(_slot(number), str(number), 1)
+            self.table.join(_slot(number), self.addresses[number], block_tokens)
 
     def depths(self, blocks: Sequence[int]) -> list[int]:
         """Return how many of the prompt's first blocks each pod caches, by the index."""
         found = self.table.match(blocks)
-        return [found.get(str(number), 0) for number in range(len(self.pods))]
+        return [found.get(address, 0) // self.block_tokens for address in self.addresses]
 
     def whole_blocks(self, request: Request) -> Sequence[int]:
         """Return the prompt's blocks without a partial last one."""
         return request.blocks[: request.prompt_tokens // self.block_tokens]
 
     def add_request(self, flight: InflightRequest) -> None:
-        if self.prompts_in_flight is not None and flight.reserved:
-            blocks, pod = self.whole_blocks(flight.request), str(flight.pod)
-            shown = self.table.match(blocks).get(pod, 0)
-            self.prompts_in_flight.add(_reservation(flight), pod, blocks[shown:], flight.sent_at)
         for known in self._known_to(flight.router):
             known.add(flight)
 
     def record_first_token(self, flight: InflightRequest) -> None:
-        self._forget_prompt(flight)
         flight.waiting = False
         for known in self._known_to(flight.router):
             known.record_first_token(flight)
 
     def end_request(self, flight: InflightRequest) -> None:
-        self._forget_prompt(flight)
         for known in self._known_to(flight.router):
             known.drop(flight)
 
@@ -133,7 +132,7 @@ class Fleet:
     def open(self, pod: int, now: float) -> None:
         """Put a new pod with an empty cache into service."""
         self.pods[pod] = self._make_pod(now)
-        self.table.join(_slot(pod), str(pod), 1)
+        self.table.join(_slot(pod), self.addresses[pod], self.block_tokens)
         self.usable = sorted({*self.usable, pod})
 
     def drain(self, pod: int) -> None:
@@ -145,10 +144,6 @@ class Fleet:
         self.drain(pod)
         self.table.end(_slot(pod))
 
-    def _forget_prompt(self, flight: InflightRequest) -> None:
-        if self.prompts_in_flight is not None:
-            self.prompts_in_flight.remove(_reservation(flight))
-
     def _known_to(self, router: int) -> list[InflightRequests]:
         return [self.inflight, self.inflight_by_router[router]] if len(self.inflight_by_router) > 1 else [self.inflight]
 
@@ -158,10 +153,6 @@ def choose_lowest(numbers: Iterable[int], value_of: Callable[[int], float], draw
     values = {number: value_of(number) for number in numbers}
     low = min(values.values())
     return draw.choice([number for number, value in values.items() if value == low])
-
-
-def _reservation(flight: InflightRequest) -> bytes:
-    return flight.position.to_bytes(8, "big")
 
 
 def _slot(number: int) -> bytes:

@@ -25,8 +25,6 @@ class Outcome:
     seconds: float = 0.0
     ended_at: float = 0.0
     pod_seconds: float = 0.0
-    withdrawn: int = 0
-    """Requests that moved to another pod while they waited."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """The number of pods from each moment on, starting and draining ones included."""
 

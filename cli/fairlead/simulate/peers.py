@@ -9,14 +9,12 @@ import random
 from collections import OrderedDict
 from hashlib import sha1
 
-from fairlead.simulate.fleet import Fleet, InflightRequests, choose_lowest
+from fairlead.simulate.fleet import Fleet, InflightRequests, Placement, choose_lowest
 from fairlead.simulate.workloads.request import Request
 
 
 class PeerPolicy:
     """Base of the policies: the fleet, the router's own in-flight requests, and a random generator."""
-
-    reserves = False
 
     def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
         self._fleet, self._inflight, self._draw = fleet, inflight, draw
@@ -29,21 +27,21 @@ class RoundRobin(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._turn = draw.randrange(len(fleet.pods))
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> Placement:
         self._turn += 1
-        return self._fleet.usable[self._turn % len(self._fleet.usable)], 0
+        return Placement(self._fleet.usable[self._turn % len(self._fleet.usable)])
 
 
 class Random(PeerPolicy):
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
-        return self._draw.choice(self._fleet.usable), 0
+    def choose(self, request: Request, now: float) -> Placement:
+        return Placement(self._draw.choice(self._fleet.usable))
 
 
 class LeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
-        return choose_lowest(self._fleet.usable, self._inflight.count.__getitem__, self._draw), 0
+    def choose(self, request: Request, now: float) -> Placement:
+        return Placement(choose_lowest(self._fleet.usable, self._inflight.count.__getitem__, self._draw))
 
 
 class BoundedLoad(PeerPolicy):
@@ -57,15 +55,15 @@ class BoundedLoad(PeerPolicy):
         points = [(_point(f"{number}/{copy}"), number) for number in range(len(fleet.pods)) for copy in range(256)]
         self._ring = sorted(points)
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> Placement:
         loads = {number: self._inflight.count[number] for number in self._fleet.usable}
         most = 1.25 * (sum(loads.values()) + 1) / len(loads)
         start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
         for step in range(len(self._ring)):
             number = self._ring[(start + step) % len(self._ring)][1]
             if number in loads and loads[number] + 1 <= most:
-                return number, 0
-        return min(loads, key=loads.__getitem__), 0
+                return Placement(number)
+        return Placement(min(loads, key=loads.__getitem__))
 
 
 def _point(text: str) -> int:
@@ -84,7 +82,7 @@ class SglangLike(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in fleet.pods]
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> Placement:
         number = self._pick(request)
         tree = self._trees[number]
         for block in reversed(request.blocks):
@@ -92,7 +90,7 @@ class SglangLike(PeerPolicy):
             tree.move_to_end(block)
         while len(tree) > self._fleet.pods[number].model.cache_blocks:
             tree.popitem(last=False)
-        return number, 0
+        return Placement(number)
 
     def _pick(self, request: Request) -> int:
         usable = self._fleet.usable
@@ -114,7 +112,7 @@ class DynamoLike(PeerPolicy):
     A router knows only its own requests: sharing them between replicas is off by default.
     """
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> Placement:
         fleet, inflight = self._fleet, self._inflight
         depths = fleet.depths(request.blocks)
 
@@ -124,7 +122,7 @@ class DynamoLike(PeerPolicy):
             return prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks)
 
         number = choose_lowest(fleet.usable, cost, self._draw)
-        return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)
+        return Placement(number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1))
 
 
 class LlmdLike(PeerPolicy):
@@ -140,7 +138,7 @@ class LlmdLike(PeerPolicy):
         self._used = [0] * len(fleet.pods)
         self._clock = 0
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> Placement:
         fleet, seen = self._fleet, self._fleet.inflight
         depths = fleet.depths(request.blocks)
         queues = {number: len(seen.waiting[number]) for number in fleet.usable}
@@ -156,4 +154,4 @@ class LlmdLike(PeerPolicy):
         if not longest:
             self._clock += 1
             self._used[number] = self._clock
-        return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)
+        return Placement(number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1))

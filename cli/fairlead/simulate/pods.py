@@ -76,12 +76,11 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What became of a request: `is_last`: its last token, `is_withdrawn`: it left, else its first token. `cached`: prompt tokens."""
+    """What became of a request: `is_last`: its last token, else its first token. `cached`: prompt tokens."""
 
     number: int
     cached: int = 0
     is_last: bool = False
-    is_withdrawn: bool = False
 
 
 class Pod:
@@ -97,7 +96,6 @@ class Pod:
         self._queue = create_queue(engine, self.cache, model.cache_blocks)
         self._phase = phase  # workers report at different moments
         self._waiting: dict[int, tuple[Request, EngineRequest]] = {}
-        self._withdrawn: list[int] = []
         self._rounding = 0.0  # of their sizes in half blocks, in tokens
         self._numbers = count()
         self._arrivals = ArrivalRate()
@@ -126,20 +124,8 @@ class Pod:
         self._note()
         return number
 
-    def withdraw(self, number: int, now: float) -> None:
-        """Withdraw a request that has not started. The next event reports it. A started request stays."""
-        self._flow(now)
-        if number in self._waiting:
-            _, engine_request = self._waiting[number]
-            self._queue.withdraw(engine_request)
-            self._leave_queue(engine_request)
-            self._withdrawn.append(number)
-            self._note()
-
     def next_event(self) -> float:
         """Return when the next request gets its first or its last token; infinity for an idle pod."""
-        if self._withdrawn:
-            return self._now
         step, at = self._step_seconds, math.inf
         if self._prefill is not None:
             at = self._now + max(0.0, self._prefill.left) / self.model.chunk_tokens * step
@@ -148,10 +134,9 @@ class Pod:
         return at
 
     def advance(self, now: float) -> list[Progress]:
-        """Move on to `now`, at most the next event. Return the requests that got their first or last token, or were withdrawn."""
+        """Move on to `now`, at most the next event. Return the requests that got their first or last token."""
         self._flow(now)
-        ended = [Progress(number, is_withdrawn=True) for number in self._withdrawn]
-        self._withdrawn.clear()
+        ended: list[Progress] = []
         while self._decodes and self._decodes[0].ends_at <= self._steps + _ALMOST:
             done = heapq.heappop(self._decodes)
             self._context = self._context - done.context if self._decodes else 0.0

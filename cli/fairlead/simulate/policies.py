@@ -3,34 +3,35 @@
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from fairlead.simulate.fleet import Fleet, InflightRequests
-from fairlead.simulate.ours import Fairlead, WithoutRedis
+from fairlead.simulate.fleet import Fleet, InflightRequests, Placement
+from fairlead.simulate.ours import Fairlead
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
 from fairlead.simulate.queues import Engine
+from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.workloads.request import Request
-from fairlead_index.score import StartEstimate
 
 
 class Policy(Protocol):
-    @property
-    def reserves(self) -> bool:
-        """Whether its last choice made a reservation that every router sees."""
-
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
-        """Return one of the usable pods, of which there is at least one, and the prompt tokens expected in its cache."""
+    def choose(self, request: Request, now: float) -> Placement:
+        """Choose one of the usable pods, of which there is at least one."""
 
 
 @runtime_checkable
-class RankingPolicy(Policy, Protocol):
-    """A policy with a score, by which requests that wait at a pod move to another one."""
+class OwnPolicy(Policy, Protocol):
+    """A policy of our routers, which know service classes."""
 
-    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
-        """`tried`: pods that the request was withdrawn from."""
+    @property
+    def view(self) -> RouterView:
+        """The router's table of workers."""
 
-    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
-        """Return the estimate of each usable pod."""
+    def choose(self, request: Request, now: float, avoided: Collection[int] = ()) -> Placement:
+        """`avoided`: pods that are chosen only if there is no other."""
+
+    def release(self, reservation: bytes) -> None:
+        """End a reservation."""
 
     def prefill_seconds(self, pod: int, now: float) -> float:
         """Return the seconds of prefill ahead at a pod as all routers together know it; 0: not known."""
@@ -52,7 +53,7 @@ class System:
 
 POLICIES: dict[str, System] = {
     "fairlead": System(Fairlead, "fairlead", has_queue=True, is_peer=False),
-    "fairlead-no-redis": System(WithoutRedis, "fairlead", has_queue=True, is_peer=False),
+    "fairlead-no-redis": System(partial(Fairlead, has_index=False), "fairlead", has_queue=True, is_peer=False),
     "fairlead-fcfs": System(Fairlead, "fairlead-fcfs", is_peer=False),
     "round-robin": System(RoundRobin),
     "random": System(Random),

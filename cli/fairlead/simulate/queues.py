@@ -6,16 +6,17 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Literal, Protocol
 
+from fairlead_common.scheduling_policy import PolicyName
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
+from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request
 
 Engine = Literal["fairlead", "fairlead-fcfs", "fcfs"]
 """`fairlead`: this project's engine. `fairlead-fcfs`: the same, ordered by arrival. `fcfs`: vLLM and SGLang with their defaults, by arrival
 and LRU eviction that ignores the queue."""
-ORDER: PolicyName = "sjf"
+ORDER: PolicyName = "lpm"
 """Default of `--scheduling-policy`."""
 PAGE = 2
 """Engine tokens per block of a prompt: the block's hash as two uint32. So the engine's page is one block, and sizes are in half blocks."""
@@ -34,9 +35,6 @@ class PodQueue(Protocol):
     def __len__(self) -> int: ...
 
     def add(self, request: Request) -> None: ...
-
-    def withdraw(self, request: Request) -> None:
-        """Remove a waiting request, which goes to another pod."""
 
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         """Remove the next request that fits. Return it with a lease on the cached pages of its prompt; None if no request fits."""
@@ -68,13 +66,6 @@ class FairleadQueue:
         self._queue.add(request)
         self._queue.promise()
 
-    def withdraw(self, request: Request) -> None:
-        self._queue.remove(request)
-        if request.promised is not None:
-            match = self._cache.track(request.root, request.tokens)
-            self._cache.withdraw(request.promised, match)
-            self._cache.untrack(match)
-
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         self._queue.refresh()
         with closing(self._queue.candidates()) as candidates:
@@ -83,7 +74,7 @@ class FairleadQueue:
                 node = self._cache.match(request.prefix_match)
                 if _fits(self._cache, node, pages_of(request)):
                     lease = self._cache.attach(node)
-                    self._queue.remove_admitted(request)
+                    self._queue.remove_admitted(request, len(request.tokens) - PAGE * node.depth)
                     return request, lease
         return None
 
@@ -103,10 +94,6 @@ class ArrivalQueue:
     def add(self, request: Request) -> None:
         self._requests.append(request)
         self.tokens += len(request.tokens)
-
-    def withdraw(self, request: Request) -> None:
-        self._requests.remove(request)
-        self.tokens -= len(request.tokens)
 
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         request = self._requests[0]

@@ -13,7 +13,7 @@ from fairlead.simulate.engine_pod import EngineModel, EnginePod
 from fairlead.simulate.failures import Failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
-from fairlead.simulate.ours import WithRedisOutage
+from fairlead.simulate.ours import Fairlead
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import Pod, PodModel
 from fairlead.simulate.policies import POLICIES
@@ -22,7 +22,6 @@ from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, ass
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_operator.api.scaling import Scaling
 from fairlead_router.serving.admission import RECHECK_SECONDS
-from fairlead_router.serving.waiting_attempts import CHECK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class _Run:
         self._lifecycle = Lifecycle(len(fleet.pods))
         make, away = system.make, scenario.redis_away
         if policy == "fairlead" and away is not None:
-            make = partial(WithRedisOutage, away=away)
+            make = partial(Fairlead, away=away)
         known = scenario.classes if scenario.has_bounds else ()
         self._routers = [
             Router(number, fleet, make(fleet, inflight, draw), inflight, draw, system.has_queue, known, self._send)
@@ -95,8 +94,6 @@ class _Run:
         """Each pod's next event."""
         self._rechecks: set[int] = set()
         """Routers that will recheck their queue."""
-        self._withdrawal_checks: set[int] = set()
-        """Routers that will compare pods for their waiting requests."""
         for _ in range(scenario.pods):
             self._lifecycle.create(0.0)
         self._lifecycle.starting.clear()
@@ -149,12 +146,9 @@ class _Run:
         if due != self._due[pod]:
             return  # something came before it
         self._due[pod] = math.nan
-        begun, withdrawn = [], list[InflightRequest]()
+        begun = []
         for progress in self._fleet.pods[pod].advance(self._now):
             flight = self._flights[pod][progress.number]
-            if progress.is_withdrawn:
-                withdrawn.append(flight)
-                continue
             if progress.is_last:
                 del self._flights[pod][progress.number]
                 self._end(flight)
@@ -164,11 +158,9 @@ class _Run:
             self._outcome.ttft[flight.position] = self._now - flight.request.at
             self._meters[flight.router].record_answer(flight, progress.cached)
             self._fleet.record_first_token(flight)
-            self._routers[flight.router].end_wait(flight)
+            self._routers[flight.router].release(flight)
             begun.append(flight.router)
         self._follow(pod)
-        for flight in withdrawn:
-            self._redirect(flight)
         self._end_drained(pod)
         for router in begun:
             self._admit_waiting(router)
@@ -206,32 +198,6 @@ class _Run:
         flight.number = self._fleet.pods[flight.pod].add(flight.request, self._now)
         self._flights[flight.pod][flight.number] = flight
         self._follow(flight.pod)
-        self._plan_withdrawal_check(flight.router)
-
-    # Withdrawals
-
-    def _plan_withdrawal_check(self, router: int) -> None:
-        if router not in self._withdrawal_checks and self._routers[router].withdraws:
-            self._withdrawal_checks.add(router)
-            self._at(self._now + CHECK_SECONDS, partial(self._check_withdrawal, router))
-
-    def _check_withdrawal(self, router: int) -> None:
-        self._withdrawal_checks.discard(router)
-        if not self._routers[router].has_movable:
-            return  # the next request plans the next check
-        flight = self._routers[router].find_withdrawal(self._now)
-        if flight is not None:
-            self._fleet.pods[flight.pod].withdraw(flight.number, self._now)
-            self._follow(flight.pod)
-        self._plan_withdrawal_check(router)
-
-    def _redirect(self, flight: InflightRequest) -> None:
-        """Send a withdrawn request to another pod."""
-        del self._flights[flight.pod][flight.number]
-        self._outcome.withdrawn += 1
-        self._fleet.end_request(flight)
-        self._routers[flight.router].end_wait(flight)
-        self._routers[flight.router].redirect(flight, self._now)
 
     # Pods
 
@@ -251,7 +217,7 @@ class _Run:
         self._lifecycle.starting.add(pod)
         for flight in flights.values():
             self._fleet.end_request(flight)
-            self._routers[flight.router].end_wait(flight)
+            self._routers[flight.router].release(flight)
         seconds = self._scenario.model.start_seconds if failure.seconds is None else failure.seconds
         self._at(self._now + seconds, partial(self._open, pod, self._lifecycle.created_at[pod]))
         for flight in flights.values():

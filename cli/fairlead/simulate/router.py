@@ -6,17 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
-from fairlead.simulate.policies import Policy, RankingPolicy
-from fairlead.simulate.router_view import RouterView
+from fairlead.simulate.policies import OwnPolicy, Policy
 from fairlead.simulate.service_classes import Objective, ServiceClass
 from fairlead.simulate.workloads.request import Request
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.admission import admissible_tokens
 from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, WorkerEstimate
 from fairlead_router.serving.fair_queue import FairQueue
 from fairlead_router.serving.slo_gate import estimate_worker, used_share
-from fairlead_router.serving.waiting_attempts import WaitingAttempt, WaitingAttempts, find_gain
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +51,7 @@ Send = Callable[[InflightRequest], None]
 class Router:
     """One router. `send` delivers a request to its pod. Peers send each request at once, if any pod is usable.
 
-    `has_queue`: ours, which holds requests back, and withdraws them from pods where they would start much later than elsewhere.
+    `has_queue`: ours, which holds requests back.
     `classes`: those that it knows; it refuses what would miss their bounds. Refused requests do not return.
     """
 
@@ -73,13 +70,9 @@ class Router:
         self.queue: FairQueue[Ticket] = FairQueue()
         self._account = Account()
         self._number, self._fleet, self._send = number, fleet, send
-        self._view = RouterView(fleet, inflight, draw) if has_queue else None
+        self._view = policy.view if has_queue and isinstance(policy, OwnPolicy) else None
         self._classes = [each.for_router(priority) for priority, each in enumerate(classes)] if has_queue else []
         self._admission = BoundedAdmission()
-        self._waiting = WaitingAttempts()
-        self._flights: dict[WaitingAttempt, InflightRequest] = {}
-        self._asked: InflightRequest | None = None
-        """The request that is being withdrawn."""
         self._numbers = itertools.count()
 
     def enter(self, request: Request, position: int, objective: Objective, now: float) -> None:
@@ -114,7 +107,7 @@ class Router:
 
     def _estimate(self, ticket: Ticket, workers: Sequence[Worker], now: float) -> tuple[BoundedRequest, list[WorkerEstimate]]:
         policy, pods, prompt, held = self.policy, self._fleet.usable, ticket.request.prompt_tokens, self._held(ticket.request)
-        assert isinstance(policy, RankingPolicy), "only our routers know classes"
+        assert isinstance(policy, OwnPolicy), "only our routers know classes"
         estimates = [
             estimate_worker(worker, max(1, prompt - held[pod]), now, policy.prefill_seconds(pod, now))
             for worker, pod in zip(workers, pods, strict=True)
@@ -134,52 +127,6 @@ class Router:
             assert ticket is not None, "the queue has a request"
             self._dispatch(ticket, now)
 
-    @property
-    def withdraws(self) -> bool:
-        return self._view is not None and isinstance(self.policy, RankingPolicy)
-
-    @property
-    def has_movable(self) -> bool:
-        """Whether a request waits that may move to another pod."""
-        return bool(self._flights)
-
-    def find_withdrawal(self, now: float) -> InflightRequest | None:
-        """Return the request that gains most at another pod, if any does and no other is being withdrawn. Its pod is asked for it now."""
-        assert self._view is not None and isinstance(self.policy, RankingPolicy), "only our routers withdraw"
-        best, most = None, 0.0
-        if self._asked is not None:
-            return None
-        self._view.usable(now)  # the workers are up to date
-        for attempt in self._waiting.longest(now):
-            flight = self._flights[attempt]
-            starts = self.policy.rank(flight.request, now)
-            here = starts.pop(flight.pod, None)
-            if here is None:
-                continue
-            gain = find_gain(self._waiting.remaining_tokens(attempt, now), here, starts.values())
-            if gain > most:
-                best, most = attempt, gain
-        if best is None:
-            return None
-        best.was_asked, self._asked = True, self._flights[best]
-        return self._asked
-
-    def redirect(self, flight: InflightRequest, now: float) -> None:
-        """Send a withdrawn request to another pod. It does not move again."""
-        assert isinstance(self.policy, RankingPolicy), "only our routers withdraw"
-        pod, cached = self.policy.choose(flight.request, now, (flight.pod,))
-        cost = max(flight.request.prompt_tokens - cached, 1)
-        self._send(InflightRequest(flight.request, flight.position, self._number, pod, now, cost, self.policy.reserves))
-
-    def end_wait(self, flight: InflightRequest) -> None:
-        """Forget a request at a pod: it has its first token, was withdrawn, or its pod has failed."""
-        if flight.attempt is not None:
-            self._waiting.remove(flight.attempt)
-            del self._flights[flight.attempt]
-            flight.attempt = None
-        if flight is self._asked:
-            self._asked = None
-
     def _has_capacity(self, now: float) -> bool:
         if self._view is None:
             return bool(self._fleet.usable)
@@ -187,14 +134,14 @@ class Router:
 
     def _dispatch(self, ticket: Ticket, now: float) -> None:
         request = ticket.request
-        if isinstance(self.policy, RankingPolicy):
-            pod, cached = self.policy.choose(request, now, self._unsuitable(ticket, now))
+        if isinstance(self.policy, OwnPolicy):
+            placed = self.policy.choose(request, now, self._unsuitable(ticket, now))
         else:
-            pod, cached = self.policy.choose(request, now)
-        cost = max(request.prompt_tokens - cached, 1)
-        flight = InflightRequest(request, ticket.position, self._number, pod, now, cost, self.policy.reserves)
-        self._send(flight)
-        if self._view is not None:
-            self._view.usable(now)  # the request counts as pending
-            flight.attempt = self._waiting.add(RoutingRequest(), self._view.workers[pod], cost, now)
-            self._flights[flight.attempt] = flight
+            placed = self.policy.choose(request, now)
+        cost = max(request.prompt_tokens - placed.cached, 1)
+        self._send(InflightRequest(request, ticket.position, self._number, placed.pod, now, cost, placed.reservation))
+
+    def release(self, flight: InflightRequest) -> None:
+        """End a request's reservation: it has its first token, or its pod has failed."""
+        if isinstance(self.policy, OwnPolicy):
+            self.policy.release(flight.reservation)

@@ -1,28 +1,50 @@
-"""What one of our routers knows of the workers: loads of its last poll, and its own requests in flight."""
+"""What one of our routers knows of the workers: loads of its last poll, its own requests in flight, and the index's loads."""
 
 import math
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
-from fairlead_router.fleet.workers import Worker
+from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
+from fairlead_router.fleet.workers import Worker, WorkerTable
 
 POLL_SECONDS = 1.0  # --poll-interval of the router
+ARRIVAL_SECONDS = 0.25  # heartbeat.lua: the load includes reservations that are older than it by at least this time
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time of the replay."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class RouterView:
-    """The router's `Worker` for each pod."""
+    """The router's table of workers, one for each pod."""
 
     def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
         self._fleet, self._inflight = fleet, inflight
-        self.workers = [Worker(f"10.0.{number >> 8}.{number & 255}:8000", lambda: 0.0) for number in range(len(fleet.pods))]
+        self.table = WorkerTable(lambda: 0.0)
+        self.table.set_addresses(fleet.addresses)
+        self.workers = list(self.table)
+        self._usable: list[int] = []
         self._phase = draw.random() * POLL_SECONDS
 
     def usable(self, now: float) -> list[Worker]:
         """Return the workers that may be chosen, up to date."""
+        fleet = self._fleet
+        if fleet.usable != self._usable:
+            self._usable = list(fleet.usable)
+            for number, worker in enumerate(self.workers):
+                worker.ready = number in self._usable
         polled_at = max(0.0, (now - self._phase) // POLL_SECONDS * POLL_SECONDS + self._phase)
         inflight, chosen = self._inflight, []
-        for number in self._fleet.usable:
-            worker, pod = self.workers[number], self._fleet.pods[number]
+        for number in self._usable:
+            worker, pod = self.workers[number], fleet.pods[number]
             if worker.load_at != polled_at:
                 worker.load, worker.load_at = pod.load_at(polled_at), polled_at
             worker.in_flight = inflight.count[number]
@@ -30,6 +52,47 @@ class RouterView:
             worker.prefill_until = math.inf  # so `prefill_seconds` counts all pending tokens
             worker.pending_prompts = len(inflight.waiting[number])
             worker.max_running = pod.model.max_running
-            worker.runs_shortest_first = True  # `queues.ORDER`
+            worker.runs_cached_first = True  # `queues.ORDER`
             chosen.append(worker)
         return chosen
+
+
+class IndexLoads:
+    """The index's loads and all routers' reservations, as a router's `FleetReader` has them."""
+
+    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+        self._fleet, self._clock = fleet, clock
+        self.is_fresh = True
+        """Whether Redis answers."""
+        self.others_changed_at = -math.inf
+        self.workers = {address: ScoredWorker(address, fleet.block_tokens) for address in fleet.addresses}
+        self._reservations = 0
+
+    @property
+    def soonest(self) -> Iterator[str]:
+        """The workers in the order in which they can start a prompt."""
+        for scored in self.workers.values():
+            self.refresh(scored)
+        return iter(sorted(self.workers, key=lambda address: ready_key(self.workers[address], self._clock.now)))
+
+    def refresh(self, scored: ScoredWorker) -> None:
+        number, now = self._fleet.number_of[scored.address], self._clock.now
+        at, load = self._fleet.pods[number].load(now)
+        scored.reserved_tokens = self._fleet.inflight.reserved(number, at - ARRIVAL_SECONDS)
+        scored.load_age, scored.waiting, scored.backlog, scored.rate = now - at, load.waiting, load.backlog_tokens, load.prefill_rate
+        scored.step, scored.arrivals = load.step_seconds, load.arrival_rate
+        scored.pages_free, scored.pages_total, scored.page_size = load.pages_free, load.pages_total, load.page_size
+
+    def reserve(self, address: str, tokens: float) -> bytes:
+        """Return the name of a reservation: the fleet counts it with its request (`InflightRequest.reservation`)."""
+        self._reservations += 1
+        return self._reservations.to_bytes(8, "big") if self.is_fresh else b""
+
+    def release(self, reservation: bytes) -> bool:
+        return True
+
+    def prefill_seconds(self, number: int) -> float:
+        """Return the seconds of prefill ahead at a pod; 0 while Redis is away."""
+        scored = self.workers[self._fleet.addresses[number]]
+        self.refresh(scored)
+        return prefill_seconds(scored) if self.is_fresh else 0.0

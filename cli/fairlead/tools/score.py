@@ -12,7 +12,7 @@ from rich.table import Table
 from fairlead.errors import UserError, check_http_url
 
 SECONDS = 10.0
-TERMS = ("backlog", "reserved", "work", "step", "price", "stream")
+TERMS = ("backlog", "reserved", "work", "step", "price")
 """Their sum is the score. The first four are the expected seconds to the first token."""
 
 

@@ -53,7 +53,9 @@ Connection = TypeVar("Connection", bound=LimitedConnection)
 class ConnectionLimiter(Generic[Connection]):
     """Tracks every connection of a server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, setting: Callable[[str], str]) -> None:
+        """`setting`: returns how a user writes a limit of this name, such as `--max-headers`."""
+        self.setting = setting
         self.max_header_bytes, self.max_headers = limits.max_header_bytes, limits.max_headers
         self.max_connections = limits.max_connections
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout

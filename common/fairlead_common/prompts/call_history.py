@@ -41,14 +41,61 @@ def normalize_calls(calls: Any, where: str, form: ArgumentForm, budget: Argument
         if not isinstance(call, dict):
             raise PromptError(f"{where}[{at}]", f"must be an object, not {json_type(call)}")
         call = {key: value for key, value in call.items() if value is not None}
-        function = call.get("function", call if "name" in call else None)
+        flat = {key: call[key] for key in ("name", "arguments") if key in call} if "name" in call else None
+        function = call.get("function", flat)
         if not isinstance(function, dict):
             raise PromptError(f"{where}[{at}].function", f"must be an object with name and arguments, not {json_type(function)}")
         if not isinstance(function.get("name"), str):
             raise PromptError(f"{where}[{at}].function.name", f"must be a string, not {json_type(function.get('name'))}")
         function = {**function, "arguments": _convert(function.get("arguments"), form, budget)}
-        normal.append(function if "function" not in call else {**call, "function": function})
+        normal.append(
+            {"type": "function", **(call if flat is None or "function" in call else {"id": call.get("id")}), "function": function}
+        )
     return normal
+
+
+def complete_calls(messages: list[Any]) -> list[Any]:
+    """Return the messages with what templates need of calls and results.
+
+    `function_call` and the role `function` of OpenAI's first API become a call and a result. A call without id gets one, and a result whose
+    id names no call gets that of the first call without result. Raises PromptError.
+    """
+    completed, known, waiting = [], set[str](), dict[str, Any]()
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            completed.append(message)
+            continue
+        message = _rename_first_api(message, f"messages[{at}]")
+        calls = message.get("tool_calls")
+        if message.get("role") == "assistant" and isinstance(calls, list) and calls:
+            calls = [_with_id(call, len(known) + number) for number, call in enumerate(calls)]
+            message = {**message, "tool_calls": calls}
+            waiting |= {str(call["id"]): call["id"] for call in calls if isinstance(call, dict)}
+            known |= waiting.keys()
+        elif message.get("role") == "tool" and waiting:
+            id = str(message.get("tool_call_id"))
+            if id not in known:
+                id = next(iter(waiting))
+                message = {**message, "tool_call_id": waiting[id]}
+            waiting.pop(id, None)
+        completed.append(message)
+    return completed
+
+
+def _rename_first_api(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a message of OpenAI's first API in the form of the present one, and any other message as it is."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool"}
+    if message.get("role") != "assistant" or not message.get("function_call"):
+        return message
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    if not isinstance(message["function_call"], dict):
+        raise PromptError(f"{where}.function_call", "must be an object with name and arguments: send tool_calls instead")
+    return rest if message.get("tool_calls") else {**rest, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
+
+
+def _with_id(call: Any, number: int) -> Any:
+    return call if not isinstance(call, dict) or call.get("id") not in (None, "") else {**call, "id": f"call{number:05}"}
 
 
 def short_id(id: str) -> str:
@@ -92,10 +139,19 @@ def _decode(text: str, budget: ArgumentBudget) -> Any:
     except JsonTooLarge:
         return [text]
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
+        value = json.loads(text)
+        return value if "\\u" not in text else json.loads(_without_surrogates(json.dumps(value, ensure_ascii=False)))
+    except RecursionError:
+        return [text]
+    except ValueError as error:
+        if getattr(error, "msg", "") == "Extra data":  # a partial reading would lose the rest
+            return [text]
     try:
         return from_json(raw, allow_partial="trailing-strings")
     except ValueError:
         return [text]
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, as a cut emoji has them: no tokenizer takes them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

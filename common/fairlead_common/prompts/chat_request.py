@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol
 
+from fairlead_common.prompts.other_calls import as_functions, as_tool_calls
+
 
 class ChatFields(Protocol):
     """The fields that affect a prompt. The router has them unvalidated, of any type."""
@@ -35,8 +37,8 @@ def build_encode_kwargs(body: ChatFields) -> dict[str, Any]:
     """
     continues = bool(body.continue_final_message)
     return {
-        "messages": body.messages,
-        "tools": None if body.tool_choice == "none" else body.tools or None,
+        "messages": as_tool_calls(body.messages),
+        "tools": None if body.tool_choice == "none" else as_functions(body.tools) or None,
         "add_generation_prompt": not continues if body.add_generation_prompt is None else bool(body.add_generation_prompt),
         "continue_final_message": continues,
         "template_kwargs": _template_kwargs(body),

@@ -5,7 +5,7 @@ The tokens equal those of transformers' `tokenizer(text)` and `tokenizer.apply_c
 
 from array import array
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -19,6 +19,7 @@ from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.min_tokens import MinTokenCounter
 from fairlead_common.prompts.split_points import SplitPoints, find_affixes
 from fairlead_common.prompts.token_cache import Key, TokenCache
+from fairlead_common.prompts.token_texts import TokenTexts
 from fairlead_common.truncate import truncate
 
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
@@ -29,6 +30,8 @@ SPARSE = 6
 """Characters for each allowed token from which a text is first tokenized in pieces. Prose has 4 to 5 for each token, code 3."""
 PIECE = 1 << 14
 """Characters of a piece. A cut changes the tokens of some words beside it."""
+REQUEST_TEMPLATES = 8
+"""Templates of requests that are kept. Compiling and probing one takes 20 to 170 ms."""
 BATCHED_FROM = 4096
 """Tokens from which text is decoded without the GIL: a million tokens would block other threads for 0.2 s."""
 
@@ -106,6 +109,7 @@ class PromptEncoder:
         """By `skip_special_tokens`: the texts of single tokens, at most one entry for each token of the vocabulary."""
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
+        self._of_request = lru_cache(REQUEST_TEMPLATES)(lambda template: chat.ChatRenderer(template, format.special_tokens))
         for renderer, with_tools in ((self._chat, False), (self._tools, True)):
             if renderer is not None:
                 renderer.forms(with_tools)  # now, not within the first request
@@ -202,7 +206,7 @@ class PromptEncoder:
         """Return the text of a chat that `encode_chat` tokenizes."""
         renderer = self._tools if tools or self._needs_tool_template(messages) else self._chat
         if template is not None:
-            renderer = chat.ChatRenderer(template, self.format.special_tokens)
+            renderer = self._of_request(template)
         if renderer is None:
             raise PromptError("messages", f"the model {self._name} has no chat template: use /v1/completions")
         return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
@@ -211,7 +215,9 @@ class PromptEncoder:
         """Return whether only the template for tools renders the calls of earlier answers."""
         if self._chat is self._tools or self._chat is None or self._tools is None or self._chat.forms(False).keeps_calls:
             return False
-        has_calls = isinstance(messages, list) and any(isinstance(each, dict) and each.get("tool_calls") for each in messages)
+        has_calls = isinstance(messages, list) and any(
+            isinstance(each, dict) and (each.get("tool_calls") or each.get("function_call")) for each in messages
+        )
         return has_calls and self._tools.forms(False).keeps_calls
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -243,6 +249,11 @@ class PromptEncoder:
     def token_text(self, token: int) -> str | None:
         """Return a token as the vocabulary writes it, or None for an id outside it."""
         return self._tokenizer.id_to_token(token)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts and bytes of single tokens."""
+        return TokenTexts(self._tokenizer)
 
     @property
     def spaces_special_tokens(self) -> bool:

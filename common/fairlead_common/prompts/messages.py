@@ -5,10 +5,12 @@ from typing import Any
 
 from fairlead_common.errors import PromptError
 from fairlead_common.prompts.bounded_template import bound_steps
-from fairlead_common.prompts.call_history import ArgumentBudget, normalize_calls, short_id, write_call
+from fairlead_common.prompts.call_history import ArgumentBudget, complete_calls, normalize_calls, short_id, write_call
 from fairlead_common.prompts.chat_template import REASONING_FIELDS, ChatTemplate
 from fairlead_common.prompts.content_parts import json_type, read_texts
-from fairlead_common.prompts.template_probe import MessageForms, find_forms, parts_in_style, probe_role, text_in_style
+from fairlead_common.prompts.template_probe import MessageForms, find_forms, probe_role
+from fairlead_common.prompts.turn_order import arrange, parts_in_style, text_in_style
+from fairlead_common.truncate import quote
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _CUSTOM_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -71,7 +73,7 @@ class ChatRenderer:
         budget = ArgumentBudget()
         groups: list[list[dict[str, Any]]] = []
         by_call: dict[str, list[dict[str, Any]]] = {}
-        for at, message in enumerate(messages):
+        for at, message in enumerate(complete_calls(messages)):
             normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
             if len(normal) == 1 and not by_call:
                 groups.append(normal)
@@ -85,7 +87,7 @@ class ChatRenderer:
             if not is_result:
                 split = [part for part in parts if "tool_calls" in part[0]] if len(parts) > 1 else []
                 by_call = {str(part[0]["tool_calls"][0].get("id")): part for part in split}
-        return [message for group in groups for message in group]
+        return arrange([message for group in groups for message in group], forms.order, forms.styles)
 
     def _normalize_message(self, message: Any, where: str, forms: MessageForms, budget: ArgumentBudget) -> list[dict[str, Any]]:
         """Return the message in the template's form: several messages where the template reads one call, or no text beside a call."""
@@ -95,8 +97,7 @@ class ChatRenderer:
         if not isinstance(role, str):
             raise PromptError(f"{where}.role", "must be a string, such as 'user'")
         if role not in ROLES and not self._renders_role(role, forms):
-            hint = "; a tool's result has the role 'tool', with the tool_call_id" if role == "function" else ""
-            reason = f"is {role!r:.40}, which the chat template does not render; it must be one of {', '.join(ROLES)}{hint}"
+            reason = f"is {quote(role)}, which the chat template does not render; it must be one of {', '.join(ROLES)}"
             raise PromptError(f"{where}.role", reason)
         # Clients send `content: null` and `tool_calls: []`; templates expect the key to be missing then.
         normal = {key: value for key, value in message.items() if value or key == "content" or value not in _ABSENT}
@@ -109,8 +110,9 @@ class ChatRenderer:
             if content is None and isinstance(normal.get("refusal"), str):
                 content = normal["refusal"]
             return _assistant_messages(normal, content, where, forms, budget)
-        if content is None:
+        if content is None and role != "tool":  # a tool may return nothing
             raise PromptError(f"{where}.content", "is missing")
+        content = "" if content is None else content
         normal.pop("tool_calls", None)
         if role == "tool":
             if forms.short_ids and isinstance(normal.get("tool_call_id"), str):
@@ -124,7 +126,7 @@ class ChatRenderer:
 
     def _renders_role(self, role: str, forms: MessageForms) -> bool:
         """Return whether the template renders messages with a custom role."""
-        if not _CUSTOM_ROLE.fullmatch(role) or role == "function":
+        if not _CUSTOM_ROLE.fullmatch(role):
             return False
         if role not in self._custom_roles:
             if len(self._custom_roles) >= MAX_CUSTOM_ROLES:

@@ -4,14 +4,13 @@ Templates fail on a form that they do not read, drop it silently, or print it as
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-ContentStyle = Literal["text", "one part", "parts", "both"]
-"""A string, a list of one part, a list of any parts, or a string or any parts as the client sent it."""
+from fairlead_common.prompts.turn_order import ContentStyle, Message, TurnOrder, arrange, text_in_style
+
 ArgumentForm = Literal["object", "object of texts", "text"]
 """Arguments of a call: an object, an object whose lists and objects are JSON texts, or one JSON text."""
-Message = dict[str, Any]
 Render = Callable[[list[Message]], str | None]
 """Renders messages. Returns None if the template refuses them."""
 
@@ -20,6 +19,7 @@ CALL, OTHER_CALL, KEY, VALUE, RESULT, OTHER_RESULT = (f"fairlead{word}" for word
 REASONING = "fairleadthought"
 _MARK: Final = "fairleadmark"
 """A key of content parts, which only a printed part shows."""
+_OTHER_IDS = ("call_0123456789", "call_0")
 _ID, _OTHER_ID = "fairlead0", "fairlead1"
 """Ids of nine letters and digits, which Mistral's templates require."""
 
@@ -49,18 +49,7 @@ class MessageForms:
     splits_text: Mapping[bool, bool]
     """By whether a message with calls has reasoning: True if its content must be a message of its own, because the call is lost or refused
     beside it."""
-
-
-def text_in_style(text: str, style: ContentStyle) -> Any:
-    """Return a text as content in the style."""
-    return [{"type": "text", "text": text}] if style in ("parts", "one part") else text
-
-
-def parts_in_style(texts: Sequence[str], style: ContentStyle) -> Any:
-    """Return several texts as content in the style."""
-    if style in ("text", "one part"):
-        return text_in_style("\n".join(texts), style)
-    return [{"type": "text", "text": text} for text in texts]
+    order: TurnOrder
 
 
 def find_forms(render: Render) -> MessageForms:
@@ -115,9 +104,10 @@ class _Probe:
             arguments=arguments,
             keeps_calls=keeps_calls,
             keeps_results=self._count(until_result, (RESULT,)) != 0,
-            short_ids=keeps_calls and self._count(self._call_dialogues(beside, arguments, "call_0123456789")[0], (CALL,)) < 0,
+            short_ids=keeps_calls and any(self._count(self._call_dialogues(beside, arguments, id)[0], (CALL,)) < 0 for id in _OTHER_IDS),
             splits_calls=keeps_calls and self._must_split_calls(beside, arguments),
             splits_text={thinks: keeps_calls and self._must_split_text(beside, arguments, thinks) for thinks in (False, True)},
+            order=self._find_order(until_result),
         )
 
     def _message(self, role: str, text: str) -> Message:
@@ -235,6 +225,25 @@ class _Probe:
         answer = self._message("assistant", ANSWER)
         whole, split = [question, {**said, **answer}, *others], [question, answer, said, *others]
         return self._count(whole, (CALL,)) < self._count(split, (CALL,))
+
+    def _find_order(self, until_result: list[Message]) -> TurnOrder:
+        """Return the orders of turns that render. Each that does not is arranged by `arrange` with what was found before."""
+        system, question, answer, following, _ = self._dialogues()[0]
+        other = self._message("system", LAST)
+        order = replace(TurnOrder(), repeated=self._keeps([question, following, answer], (QUESTION, NEXT), TurnOrder(repeated=False)))
+        found = self._keeps([system, question], (SYSTEM, QUESTION), replace(order, system=False, later_system=False))
+        order = replace(order, system=found, later_system=found)
+        if found:
+            arranged = replace(order, later_system=False)
+            ends = ([question, other], [question, other, following], [question, answer, other, following])
+            kept = (self._keeps([system, *each], (SYSTEM, QUESTION, LAST), arranged) for each in ends)
+            order = replace(order, later_system=all(kept))
+        asked = [*until_result, following]
+        return replace(order, question_after_result=self._keeps(asked, (RESULT, NEXT), replace(order, question_after_result=False)))
+
+    def _keeps(self, dialogue: list[Message], wanted: Sequence[str], other: TurnOrder) -> bool:
+        """Return whether a conversation renders at least as well as when it is arranged."""
+        return self._count(dialogue, wanted) >= self._count(arrange(dialogue, other, self._styles), wanted)
 
 
 def make_call(id: str, name: str, arguments: ArgumentForm) -> Message:

@@ -7,6 +7,7 @@ import msgspec
 
 from fairlead_common.errors import PromptError
 from fairlead_common.prompts.content_parts import json_type
+from fairlead_common.truncate import quote
 
 
 class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,8 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Any = None
 
 
+ABSENT: tuple[Any, ...] = (None, False, [], {})
+"""Values of an unsupported field that count as absent."""
 SHARED_FIELDS = SharedFields.__struct_fields__
 
 
@@ -63,9 +66,9 @@ def require_text(value: dict[str, Any], name: str, field: str) -> str:
 
 
 def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse unsupported fields. Null, false and empty values count as absent."""
+    """Refuse unsupported fields."""
     for field, reason in reasons.items():
-        if body.get(field) not in (None, False, [], {}):
+        if body.get(field) not in ABSENT:
             refuse(field, reason)
 
 
@@ -73,67 +76,5 @@ def refuse_values(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]
     """Refuse unsupported values of fields of which only some values are supported."""
     for name, values in allowed.items():
         if (given := body.get(name)) is not None and given not in values:
-            other = f", or give {' or '.join(map(repr, values))}" if values else ""
-            refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out{other}")
-
-
-class ChatBuilder:
-    """Builds chat messages from parts. The assistant's reasoning, text and tool calls of one turn form one message."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
-        """The assistant's open message."""
-
-    def add_message(self, role: str, content: Any) -> None:
-        """Add a message of another role, which ends the assistant's turn.
-
-        A second system message at the start extends the first: templates support only one.
-        """
-        self._open = None
-        if role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            first = self.messages[0]
-            first["content"] = [*to_parts(first["content"]), *to_parts(content)]
-            return
-        self.messages.append({"role": role, "content": content})
-
-    def add_tool_result(self, call: str, content: Any) -> None:
-        """Add the result of a tool call."""
-        self._open = None
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
-
-    def add_answer(self, content: Any) -> None:
-        turn = self._turn()
-        turn["content"] = content if turn.get("content") is None else [*to_parts(turn["content"]), *to_parts(content)]
-
-    def add_reasoning(self, reasoning: str) -> None:
-        """Add reasoning. It starts a new message if the open one has content or tool calls."""
-        if self._open is not None and (self._open.get("content") is not None or "tool_calls" in self._open):
-            self._open = None
-        turn = self._turn()
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
-
-    def add_tool_call(self, id: str, name: str, arguments: str) -> None:
-        """Add a tool call. `arguments`: JSON."""
-        calls = self._turn().setdefault("tool_calls", [])
-        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-
-    def end_turn(self) -> None:
-        """Start another message with the assistant's next part."""
-        self._open = None
-
-    def _turn(self) -> dict[str, Any]:
-        if self._open is None:
-            self._open = {"role": "assistant", "content": None}
-            self.messages.append(self._open)
-        return self._open
-
-
-def to_parts(content: Any) -> list[dict[str, Any]]:
-    """Return a message's content as a list of parts."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def join_texts(texts: list[str]) -> Any:
-    """Return one text as a string, several as parts: the template decides what separates them."""
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]
+            other = f", or give {' or '.join(map(quote, values))}" if values else ""
+            refuse(f"{field}{name}", f"{quote(given)} is not supported; leave it out{other}")

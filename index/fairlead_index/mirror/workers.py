@@ -1,4 +1,4 @@
-"""Live workers, their loads and the reservations of all routers, in a router's memory: a choice needs no round trip.
+"""Live workers, their loads and the reservations of all routers, in a router's memory.
 
 A choice counts here immediately. It is published to the index a moment later, in a batch, and the reply brings the other routers'
 reservations. So in a burst each router sees the others' choices within a round trip. A full read four times a second corrects what was
@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from fairlead_index.mirror.reservations import START, Position, ReservationChange, ReservedTokens
@@ -87,6 +88,11 @@ class FleetReader:
         return self._is_answering and time.monotonic() - self._read_at < max(FRESH_SECONDS, 3 * self._read_seconds)
 
     @property
+    def was_tried(self) -> bool:
+        """Whether Redis has answered or failed at all."""
+        return self._is_answering or self._backoff.is_active
+
+    @property
     def reason(self) -> str:
         """Why Redis is unavailable, in plain text."""
         return self._backoff.reason or "Redis does not answer"
@@ -118,6 +124,10 @@ class FleetReader:
             return 0.0
         self.refresh(scored)
         return prefill_seconds(scored)
+
+    def slots_of(self, addresses: Iterable[str]) -> bytes:
+        """Return the slots of those workers that the index knows, packed for `IndexReader.deepest`."""
+        return b"".join(self._states[address][0] for address in addresses if address in self._states)
 
     def read_soon(self) -> None:
         """Read the workers now, as trust has changed."""

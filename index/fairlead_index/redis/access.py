@@ -1,4 +1,4 @@
-"""The address of Redis and its credentials: one URL, and files for secrets."""
+"""The address of Redis and its credentials: one URL, and a folder for secrets."""
 
 import re
 import ssl
@@ -15,58 +15,60 @@ Address = tuple[str, int]
 """Host and port; for a unix socket its path and 0."""
 
 
+FILES: Final = ("username", "password", "ca.crt", "tls.crt", "tls.key", "sentinel-username", "sentinel-password")
+"""Files of a folder with credentials, as a mounted Secret has them. Each is optional."""
+
+
 @dataclass(frozen=True)
 class RedisAccess:
-    """One Redis, Cluster or Sentinel group, and the credential files for its connections.
+    """One Redis, Cluster or Sentinel group, and the folder with the credentials for its connections (`FILES`).
 
     Each new connection reads the files again, so a rotated Secret needs no restart. `rediss` verifies the server's certificate and its name
-    against `ca_file`, or against the system's authorities. The verification cannot be turned off.
+    against `ca.crt`, or against the system's authorities. The verification cannot be turned off.
     """
 
     url: str
-    username: str = ""
-    password_file: str = ""
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    username_file: str = ""
-    sentinel_username_file: str = ""
-    sentinel_password_file: str = ""
+    credentials: str = ""
     location: "Location" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        location = parse_url(self.url)
-        if (self.ca_file or self.cert_file) and not location.tls:
-            raise ValueError(f"redis url {redact_url(self.url)!r} has no TLS: give rediss://, or no certificate files")
-        if bool(self.cert_file) != bool(self.key_file):
-            raise ValueError("redis client certificate: give both the certificate's file and its key's")
-        if (self.sentinel_username_file or self.sentinel_password_file) and not location.sentinel:
-            raise ValueError(f"redis url {redact_url(self.url)!r} names no sentinels: give redis+sentinel://, or no credentials for them")
-        object.__setattr__(self, "location", location)
+        object.__setattr__(self, "location", parse_url(self.url))
 
-    def credentials(self) -> tuple[str, str]:
-        """Return user and password for a new connection. With an empty password no AUTH is sent. Raises OSError for a missing file."""
-        username = _read_secret(self.username_file, "username") or self.username or self.location.username
-        return username, _read_secret(self.password_file, "password") or self.location.password
+    def read(self) -> dict[str, str]:
+        """Return the contents of the files that exist, by name. Raises OSError for none, or for certificates without TLS."""
+        if not self.credentials:
+            return {}
+        found = {name: path.read_text(encoding="utf-8") for name in FILES if (path := Path(self.credentials, name)).is_file()}
+        if not found:
+            raise FileNotFoundError(f"no credentials for redis in {self.credentials}; does the Secret exist in this namespace?")
+        if not self.location.tls and (unused := [name for name in found if name in ("ca.crt", "tls.crt", "tls.key")]):
+            raise OSError(f"{self.credentials}/{unused[0]} is for TLS: give a rediss:// URL, or remove the file")
+        return found
 
-    def sentinel_credentials(self) -> tuple[str, str]:
-        """Return user and password for the sentinels, which know none of the primary's users. Raises OSError for a missing file."""
+    def login(self) -> tuple[str, str]:
+        """Return user and password for a new connection. With an empty password no AUTH is sent. Raises OSError."""
+        files = self.read()
         return (
-            _read_secret(self.sentinel_username_file, "sentinel username"),
-            _read_secret(self.sentinel_password_file, "sentinel password"),
+            files.get("username", self.location.username).strip("\r\n"),
+            files.get("password", self.location.password).strip("\r\n"),
         )
+
+    def sentinel_login(self) -> tuple[str, str]:
+        """Return user and password for the sentinels, which know none of the primary's users. Raises OSError."""
+        files = self.read()
+        return files.get("sentinel-username", "").strip("\r\n"), files.get("sentinel-password", "").strip("\r\n")
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context of a new connection. Raises OSError for a file that is missing or is not a certificate."""
         if not self.location.tls:
             return None
+        files = self.read()
         try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
+            context = ssl.create_default_context(cafile=f"{self.credentials}/ca.crt" if "ca.crt" in files else None)
+            if "tls.crt" in files or "tls.key" in files:
+                context.load_cert_chain(f"{self.credentials}/tls.crt", f"{self.credentials}/tls.key")
         except OSError as error:  # ssl.SSLError is one
-            files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
-            raise OSError(f"certificates for redis ({files}): {error}") from error
+            raise OSError(f"certificates for redis in {self.credentials}: {error}") from error
         return context
 
 
@@ -95,7 +97,7 @@ def _parse(url: str) -> Location:
     if parts.scheme not in SCHEMES:
         raise ValueError(f"give one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
     if parts.query or parts.fragment:
-        raise ValueError("takes no ?options: give certificates and passwords by their flags")
+        raise ValueError("takes no ?options: give certificates and passwords as files")
     if parts.scheme == "unix":
         if not parts.path or parts.netloc:
             raise ValueError("give unix:///PATH")
@@ -132,14 +134,6 @@ def redact_url(url: str) -> str:
     user = user_info.partition(":")[0]
     masked = f"{user}:***@" if ":" in user_info else f"{user}@" if at else ""
     return f"{scheme}{separator}{masked}{hosts.partition('?')[0]}"
-
-
-def _read_secret(file: str, what: str) -> str:
-    """Return the text of `file` without its line end; empty without a file."""
-    try:
-        return Path(file).read_text(encoding="utf-8").strip("\r\n") if file else ""
-    except OSError as error:
-        raise OSError(f"no {what} for redis: {error}; does the Secret exist in this namespace?") from error
 
 
 def has_password(url: str) -> bool:

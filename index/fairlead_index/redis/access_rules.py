@@ -19,11 +19,9 @@ USER_PREFIX: Final = "fairlead:"
 _BOTH: Final = "evalsha eval ping select cluster|slots time del exists expire get hget hmget hgetall hset hsetnx hdel zadd zrem zrange xadd"
 _COMMANDS: Final[dict[Role, str]] = {
     "worker": f"{_BOTH} info setrange bitcount rename hlen hincrby zcard zpopmin zremrangebyscore",
-    "router": f"{_BOTH} set getrange mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
+    "router": f"{_BOTH} set getrange mget pexpire hexists hincrbyfloat xread xrange xrevrange multi exec",
 }
 _REDIS_7_COMMANDS: Final = "fcall"  # never `function`: loading a library replaces code that other users run
-_SERVICE_TAGS: Final = ("", ":g[0-9]", ":g[0-9][0-9]")
-"""Suffixes of the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""
 
 
 class CannotManageUsers(Exception):
@@ -38,15 +36,13 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     and FCALL. Redis 6.2 lacks both, so there a router may also write what it may read. Raises ValueError for a namespace that can never
     work.
     """
-    keys: list[str] = []
-    for tag in _SERVICE_TAGS:
-        prefix = _escape(key_prefix(namespace)).replace("}:", tag + "}:")
-        if role == "worker":
-            keys += [f"~{prefix}[^q]*", f"~{prefix}"]
-        elif redis_7:
-            keys += [f"%R~{prefix}[^a]*", f"~{prefix}", f"~{prefix}[rq]:*"]
-        else:
-            keys += [f"~{prefix}[^a]*", f"~{prefix}"]
+    prefix = _escape(key_prefix(namespace))
+    if role == "worker":
+        keys = [f"~{prefix}[^q]*", f"~{prefix}"]
+    elif redis_7:
+        keys = [f"%R~{prefix}[^a]*", f"~{prefix}", f"~{prefix}[rq]:*"]
+    else:
+        keys = [f"~{prefix}[^a]*", f"~{prefix}"]
     commands = f"{_COMMANDS[role]} {_REDIS_7_COMMANDS if redis_7 else ''}".split()
     return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in commands)]
 

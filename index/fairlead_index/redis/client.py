@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from fairlead_index.redis.access import Address, RedisAccess
 from fairlead_index.redis.connection import BadReply, Command, RedisError, ReplyError, connect, connection_options, exchange
 from fairlead_index.redis.replies import UNREADABLE, as_list, checked, unreadable
-from fairlead_index.redis.shared import OnLate, SharedConnection
+from fairlead_index.redis.shared import SharedConnection
 
 REDIRECTIONS: Final = 3
 CONNECTIONS: Final = 4  # the mirror has two calls in flight, the others one
@@ -36,7 +36,7 @@ class _Pool:
         """Open a connection, so that an unreachable node is noticed before a command is sent."""
         await self._pool.release(await self._pool.get_connection())  # type: ignore[no-untyped-call]
 
-    async def send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
+    async def send(self, commands: Sequence[Command]) -> list[Any]:
         try:
             # redis-py connects again if the server has closed the connection meanwhile.
             connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
@@ -71,9 +71,9 @@ class RedisClient:
         self._peers: tuple[Address, ...] = ()  # the other nodes of that Cluster, to try when ours is gone
         self._first_node = 0  # the index of the node to try first
 
-    async def execute(self, *command: bytes | str | int | float, on_late: OnLate | None = None) -> Any:
-        """Send one command. Return its reply. `on_late`: as in `SharedConnection.send`."""
-        [reply] = await self._send([command], on_late)
+    async def execute(self, *command: bytes | str | int | float) -> Any:
+        """Send one command. Return its reply."""
+        [reply] = await self._send([command])
         return reply
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
@@ -120,21 +120,21 @@ class RedisClient:
             async with asyncio.timeout(self._timeout):
                 await self.drop()
 
-    async def _send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._send_following_redirects(commands, on_late)
+                return await self._send_following_redirects(commands)
         except RedisConnectionError as error:
             raise ConnectionError(str(error)) from error  # an OSError, which redis-py's is not
         except UNREADABLE as error:
             raise unreadable("a reply of Redis", error) from error
 
-    async def _send_following_redirects(self, commands: Sequence[Command], on_late: OnLate | None) -> list[Any]:
+    async def _send_following_redirects(self, commands: Sequence[Command]) -> list[Any]:
         for _ in range(REDIRECTIONS):
             link = self._link
             if link is None or not link.is_open:
                 link = await self._ensure_connected()
-            replies = await link.send(commands, on_late)
+            replies = await link.send(commands)
             try:
                 _raise_first_error(replies)
                 return replies

@@ -139,7 +139,7 @@ class _Credentials(CredentialProvider):
     """Read the credential files for each connection."""
 
     def __init__(self, access: RedisAccess, to_sentinel: bool) -> None:
-        self._read = access.sentinel_credentials if to_sentinel else access.credentials
+        self._read = access.sentinel_login if to_sentinel else access.login
 
     async def get_credentials_async(self) -> tuple[str, ...]:  # type: ignore[override]  # empty: no AUTH
         try:

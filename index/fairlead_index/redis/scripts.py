@@ -11,18 +11,16 @@ from typing import Any, Final
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.connection import BadReply, RedisError, ReplyError
-from fairlead_index.redis.shared import OnLate
 
 SCHEMA: Final = "fl5"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """All failures of a call: Redis is unreachable, too slow, read-only after a failover, loading, or out of memory."""
 
 SCRIPTS: Final = (
-    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "reserve", "sweep", "renew", "workers", "quota",
+    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "reserve", "sweep", "renew", "workers", "quota",
     "store_response", "delete_response",
 )  # fmt: skip
 _READ_ONLY: Final = frozenset({"match", "workers"})
-_USE_MATCH: Final = frozenset({"match", "route"})
 _WHEN_FULL: Final = frozenset(SCRIPTS) - _READ_ONLY - {"apply", "store_response"}
 """Scripts that run past maxmemory, as they need little memory or free some. The others are refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
@@ -51,39 +49,36 @@ class Scripts:
         self.prefix = key_prefix(namespace)
         self._functions_from = 0.0  # EVALSHA until this time
 
-    async def call(self, name: str, *args: bytes | str | int | float, on_late: OnLate | None = None) -> list[Any]:
-        """Run one script; return its reply, a list that only readers' may have empty. Raises one of REDIS_ERRORS.
-
-        `on_late`: as in `SharedConnection.send`.
-        """
+    async def call(self, name: str, *args: bytes | str | int | float) -> list[Any]:
+        """Run one script; return its reply, a list that only readers' may have empty. Raises one of REDIS_ERRORS."""
         if time.monotonic() >= self._functions_from:
             try:
-                return _check(name, await self._call_function(name, args, on_late))
+                return _check(name, await self._call_function(name, args))
             except ReplyError as error:
                 if not _has_no_function(error):
                     raise
                 self._functions_from = time.monotonic() + _RETRY_SECONDS
-        return _check(name, await self._call_script(name, args, on_late))
+        return _check(name, await self._call_script(name, args))
 
-    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
+    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...]) -> Any:
         call = ("FCALL", f"{library_name()}_{name}", 1, self.prefix, *args)
         try:
-            return await self.redis.execute(*call, on_late=on_late)
+            return await self.redis.execute(*call)
         except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
         with suppress(ReplyError):  # no permission, a full server, or another client was first
             await self.redis.execute("FUNCTION", "LOAD", library_source())
-        return await self.redis.execute(*call, on_late=on_late)
+        return await self.redis.execute(*call)
 
-    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> Any:
+    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...]) -> Any:
         source, digest = script_source(name), _digest(name)
         try:
-            return await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args, on_late=on_late)
+            return await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args)
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
-        return await self.redis.execute("EVAL", source, 1, self.prefix, *args, on_late=on_late)
+        return await self.redis.execute("EVAL", source, 1, self.prefix, *args)
 
     def key(self, name: str | bytes) -> bytes:
         """Return a key of the namespace, for plain commands."""
@@ -131,7 +126,7 @@ def _has_no_function(error: ReplyError) -> bool:
 @cache
 def script_source(name: str) -> str:
     """Return the Lua text of one script for EVAL: the parts of common.lua that it uses, and its own."""
-    body = "\n".join([*([_text("match_core")] if name in _USE_MATCH else []), _text(_TEXT_OF.get(name, name))])
+    body = "\n".join([*([_text("match_core")] if name == "match" else []), _text(_TEXT_OF.get(name, name))])
     # A full server refuses a script whose first write needs memory. After a first write that needs none, all pass. (Functions: a flag.)
     first = "redis.call('DEL', KEYS[1])\n" if name in _WHEN_FULL else ""
     return "\n".join([f"{first}local {_NAMES} = {_NAMED}", *_used_parts(body), body])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -10,17 +10,14 @@ from redis.asyncio.connection import AbstractConnection
 from fairlead_index.redis.access import Address
 from fairlead_index.redis.connection import Command, RedisError, read_reply
 
-OnLate = Callable[[Any], None]
-"""Takes the last reply to a caller that left before it came."""
-
 
 class _Request:
     """Commands written together, and their replies so far."""
 
-    __slots__ = ("count", "future", "on_late", "replies", "sent_at")
+    __slots__ = ("count", "future", "replies", "sent_at")
 
-    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float, on_late: OnLate | None) -> None:
-        self.count, self.future, self.sent_at, self.on_late, self.replies = count, future, sent_at, on_late, list[Any]()
+    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float) -> None:
+        self.count, self.future, self.sent_at, self.replies = count, future, sent_at, list[Any]()
 
 
 class SharedConnection:
@@ -43,23 +40,18 @@ class SharedConnection:
         self._replied_at = self._loop.time()
         self._tasks = [self._loop.create_task(self._close_on_error(part)) for part in (self._write(), self._read())]
 
-    async def send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
-        """Send commands without others between them. Return their replies, error replies among them. Raises RedisError or OSError.
-
-        `on_late`: called with the last reply if the caller was cancelled before it came.
-        """
+    async def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands without others between them. Return their replies, error replies among them. Raises RedisError or OSError."""
         if not self.is_open:
             raise ConnectionResetError("the connection to redis is closed")
         packed = self._connection.pack_commands(commands)
-        request = _Request(len(commands), self._loop.create_future(), self._loop.time(), on_late)
+        request = _Request(len(commands), self._loop.create_future(), self._loop.time())
         self._requests.append(request)
         self._unsent += packed
         self._has_unsent.set()
         try:
             return await request.future
         except asyncio.CancelledError:
-            if on_late is not None and request.future.done() and not request.future.cancelled() and request.future.exception() is None:
-                on_late(request.future.result()[-1])  # the reply and the cancellation came in the same iteration of the event loop
             # An early cancellation keeps the connection. After a whole timeout without a reply the connection is dead.
             if self._requests and self._loop.time() - max(self._replied_at, self._requests[0].sent_at) > 0.9 * self._timeout:
                 await self.close()
@@ -94,8 +86,6 @@ class SharedConnection:
                 self._requests.popleft()
                 if not request.future.done():
                     request.future.set_result(request.replies)
-                elif request.on_late is not None and request.future.cancelled():
-                    request.on_late(reply)
 
     async def _close_on_error(self, part: Coroutine[Any, Any, None]) -> None:
         try:

@@ -2,7 +2,6 @@
 -- A slot is the numbered place of one incarnation (one run of a worker). Slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/design/prefix-index/keys.md.
 
 local LIVE = '<ddc8dHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
-local HEAD = '<ddc8dHc0Hc0'            -- its beginning, up to the pod
 local CARD = '<dc8dHc0'                 -- lease, epoch, block tokens and address, from its 9th byte
 local LOAD = '<dddddddddd'              -- its last LOAD_BYTES: load time, load
 local LOAD_BYTES = 80
@@ -10,8 +9,6 @@ local FENCE = '<c8d'                   -- in `meta`, field `f` and the slot: epo
 local WIDE = 128                       -- added to a record's first byte: its holders are in a string, one byte per slot
 local RUN = 6                          -- blocks per run: RUN_BLOCKS in changes.py; another number needs another schema
 local NARROW = 64                      -- bytes that a record may take within its bucket: hash-max-listpack-value
-local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: products of two ranks are exact in a double
-local POINTS = 10                      -- points per worker on the ring of homes for cold prompts: POINTS in hash_ring.py
 local FILL = 16                        -- average records per bucket, so that a read scans few
 local SPLITS = 8                       -- buckets that one batch may split, more than its runs can fill
 
@@ -138,21 +135,6 @@ end
 -- behind): its worker renews it within a fifth of its length, or is dead.
 local function in_force(lease, lease_ms, now) return lease > now and lease <= now + lease_ms end
 
--- Assumes 4,000 prefill tokens a second for a worker without a measurement.
-local function rate_of(measured) return measured > 0 and measured or 4000 end
-
-local ITL_STEPS = 4                    -- steps of running decodes that count, so that a pod with slow streams gets less
-local NO_ROOM = 1e9                    -- seconds
-
-local function room_of(free, total, page) return (total == 0 or page == 0) and math.huge or free * page end
-
--- `r:ready` orders workers by the score of an uncached prompt of usual length, in ms. `free_at`: when it can start.
-local USUAL = 2048
-local function set_ready(p, slot, free_at, rate, step, room)
-  local work = USUAL / rate
-  call('ZADD', p .. 'r:ready', free_at + 1000 * (work + ITL_STEPS * step + (room < USUAL and NO_ROOM or 0)), slot)
-end
-
 -- Returns the sequence in a slot's fence record if `epoch` is its live incarnation, otherwise nil.
 local function sequence_in(record, epoch)
   if not record then return nil end
@@ -179,8 +161,6 @@ local function kill(p, slot)
   call('HDEL', p .. 'r:owed', slot)
   call('HDEL', p .. 'r:recall', slot)
   call('DEL', p .. 'r:' .. slot)
-  call('ZREM', p .. 'r:ready', slot)
-  for point = 0, POINTS - 1 do call('ZREM', p .. 'ring', slot .. char(point)) end
   call('ZADD', p .. 'dead', slot_number(slot), slot)
   call('EXPIRE', p .. 'dead', KEPT)
 end

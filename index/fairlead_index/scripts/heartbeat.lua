@@ -15,7 +15,7 @@ local load = sub(record, -LOAD_BYTES)  -- the load time and the load
 if age >= 0 then load = struct.pack(LOAD, now - age, unpack(ARGV, 5, 13)) end
 call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record, 9, -LOAD_BYTES - 1) .. load)
 set_lease(p, slot, now + lease_ms)
-local at, _, _, backlog, measured, step, free, total, page = struct.unpack(LOAD, load)
+local at = struct.unpack('<d', load)
 
 -- Reservations that the worker has had time to receive are in its backlog or done, so they no longer count. The others expire after a minute, as do
 -- those from a clock that was ahead.
@@ -23,8 +23,8 @@ local ARRIVAL, LONGEST = 250, 60000
 local reservations = p .. 'r:' .. slot
 local before = now - LONGEST
 if at > 0 and at - ARRIVAL > before then before = at - ARRIVAL end
-local owed = 0
 if call('ZREMRANGEBYSCORE', reservations, '-inf', before) + call('ZREMRANGEBYSCORE', reservations, now + LONGEST, '+inf') > 0 then
+  local owed = 0
   for _, reservation in ipairs(call('ZRANGE', reservations, 0, -1)) do owed = owed + struct.unpack('<d', reservation, 9) end
   if owed > 0 then
     call('HSET', p .. 'r:owed', slot, owed)
@@ -32,9 +32,5 @@ if call('ZREMRANGEBYSCORE', reservations, '-inf', before) + call('ZREMRANGEBYSCO
   else
     call('HDEL', p .. 'r:owed', slot)
   end
-else
-  owed = tonumber(call('HGET', p .. 'r:owed', slot) or 0)
 end
-local rate = rate_of(measured)
-set_ready(p, slot, math.max(now, at + 1000 * backlog / rate) + 1000 * (owed / rate + step), rate, step, room_of(free, total, page))
 return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

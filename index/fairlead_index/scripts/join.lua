@@ -22,13 +22,8 @@ call('HSET', p .. 'meta', 'f' .. slot, struct.pack(FENCE, epoch, 0))
 local now = now_ms()
 local ends = now + lease
 set_lease(p, slot, ends)
-for point = 0, POINTS - 1 do
-  call('ZADD', p .. 'ring', tonumber(sub(redis.sha1hex(address .. '#' .. point), 1, 8), 16), slot .. char(point))
-end
-call('SETRANGE', p .. 'seeds', slot_number(slot) * 4, struct.pack('<I4', tonumber(sub(redis.sha1hex(address), 1, 8), 16) % CIRCLE))
-set_ready(p, slot, now, rate_of(0), 0, math.huge)
 call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, arrivals = 0, epoch = epoch, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
 announce(p, 'J' .. slot .. struct.pack(CARD, lease, epoch, tonumber(ARGV[4]), #address, address))
-for _, name in ipairs({ 'live', 'leases', 'log', 'names', 'ring', 'seeds', 'r:ready' }) do call('EXPIRE', p .. name, KEPT) end
+for _, name in ipairs({ 'live', 'leases', 'log', 'names' }) do call('EXPIRE', p .. name, KEPT) end
 return { 'OK', slot }

@@ -1,7 +1,27 @@
--- Returns what every live worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (8 bytes),
--- epoch (8 bytes), address. Workers that hold nothing are absent.
+-- Returns what live workers hold of a prompt. ARGV: packed hashes; of a large fleet also: most holders to find, packed slots to find in any case, packed
+-- slots to leave out. Without these, all holders. Returns {HOLDER, ...}, deepest first, packed: cached tokens (8 bytes), epoch (8 bytes), address.
+-- Workers that hold nothing are absent.
+local LEVELS = 8         -- distinct depths with a limit; shallower holders count as holders of the first run, as far as they hold it
 local p, now = KEYS[1], now_ms()
-local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
+local lives, limit, included = living(p, now), tonumber(ARGV[2]), nil
+if limit then
+  included = {}
+  for i = 1, #ARGV[4], 2 do lives[slot_number(sub(ARGV[4], i, i + 1))] = false end
+  for i = 1, #ARGV[3], 2 do
+    local n = slot_number(sub(ARGV[3], i, i + 1))
+    if lives[n] then included[#included + 1] = n end
+  end
+end
+local depth, numbers = match(p, ARGV[1], lives, limit and LEVELS or 65536, limit or 65536, included)
+if limit and #numbers > limit then
+  local kept, listed = {}, {}
+  for i = 1, limit do kept[i], listed[numbers[i]] = numbers[i], true end
+  for i = 1, #included do
+    local n = included[i]
+    if depth[n] and not listed[n] then kept[#kept + 1] = n end
+  end
+  numbers = kept
+end
 local slots, reply, size = {}, {}, 0
 local fields, pack, format = struct.unpack, struct.pack, '<d' .. sub(CARD, 2)
 for i = 1, #numbers do

@@ -1,4 +1,4 @@
--- How deep each living slot holds a chain of hashes. Shared by `match` and `route`.
+-- How deep each living slot holds a chain of hashes.
 --
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
 -- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; the records of a

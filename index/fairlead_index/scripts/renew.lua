@@ -3,7 +3,7 @@
 local p = KEYS[1]
 local PASS, MOST = 4 * 3600 * 1000, 64  -- ms in which all buckets are renewed; buckets per call: half a millisecond or less
 
-local fixed = { 'meta', 'live', 'leases', 'log', 'names', 'ring', 'seeds', 'dead', 'sweeping', 'free', 'r:owed', 'r:ready' }
+local fixed = { 'meta', 'live', 'leases', 'log', 'names', 'dead', 'sweeping', 'free', 'r:owed' }
 for _, name in ipairs(fixed) do call('EXPIRE', p .. name, KEPT) end
 
 local buckets, now = buckets_of(p).count, now_ms()

@@ -1,4 +1,4 @@
--- Publishes one router's reservations and releases since its last call, and returns those of the other routers: for routers with a mirror.
+-- Publishes one router's reservations and releases since its last call, and returns those of the other routers.
 -- ARGV: router (8 bytes), its last position in `r:changes` ('' for none), then '+' or '-' before a reservation (slot, id of 8 bytes, cost as a double) each.
 -- Returns {position, changes of the others...}: of each record of theirs its changes, 19 bytes each.
 local p, router, position = KEYS[1], ARGV[1], ARGV[2]
@@ -17,13 +17,10 @@ local function change(text)
   local slot, reservation = sub(text, 2, 3), sub(text, 4)
   local cost = struct.unpack('<d', reservation, 9)
   if sub(text, 1, 1) == '+' then
-    local record = call('HGET', p .. 'live', slot)
-    if not record or call('ZADD', p .. 'r:' .. slot, now, reservation) == 0 then return false end
-    local _, _, _, _, rate = struct.unpack(LOAD, record, #record - LOAD_BYTES + 1)
+    if call('HEXISTS', p .. 'live', slot) == 0 or call('ZADD', p .. 'r:' .. slot, now, reservation) == 0 then return false end
     call('EXPIRE', p .. 'r:' .. slot, KEPT)
     call('HINCRBYFLOAT', p .. 'r:owed', slot, cost)
     call('EXPIRE', p .. 'r:owed', KEPT)
-    call('ZINCRBY', p .. 'r:ready', 1000 * cost / rate_of(rate), slot)  -- a release does not lower it: by then the work is done, or a heartbeat shows it
   else
     if call('ZREM', p .. 'r:' .. slot, reservation) == 0 then return false end
     if tonumber(call('HINCRBYFLOAT', p .. 'r:owed', slot, -cost)) < 0.5 then call('HDEL', p .. 'r:owed', slot) end

@@ -25,8 +25,3 @@ MAX_ADAPTERS = 64
 
 def has_duplicate_names(adapters: list[Adapter]) -> bool:
     return len({one.name for one in adapters}) < len(adapters)
-
-
-def no_adapter_named(model: str, name: str) -> str:
-    """Return the CEL expression: no adapter of `model` is called `name`."""
-    return f"!has({model}.adapters) || !{model}.adapters.exists(one, one.name == {name})"

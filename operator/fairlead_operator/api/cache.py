@@ -15,9 +15,9 @@ DOWNLOADED = ("hf://", "s3://", "gs://")
 
 
 class ClaimVolume(Part):
-    """A PersistentVolumeClaim in the namespace of the service."""
+    """A PersistentVolumeClaim of the namespace."""
 
-    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim. It is mounted read-write.")
+    claim_name: ObjectName = Field(description="Name of the claim, mounted read-write.")
 
 
 class HostPathVolume(Part):
@@ -30,7 +30,7 @@ class HostPathVolume(Part):
             pattern=r"^/[A-Za-z0-9._/-]+$",
             json_schema_extra=rules(rule("!self.split('/').exists(step, step == '..')", _PARENT)),
         ),
-    ] = Field(description="Absolute path of a folder on each node that group 65532 can write to.")
+    ] = Field(description="Folder on each node that group 65532 can write to.")
 
 
 class EmptyDirVolume(Part):
@@ -49,7 +49,7 @@ class ModelCache(Part):
         )
     )
 
-    persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim in the namespace of the service.")
+    persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim of the namespace.")
     host_path: HostPathVolume | None = Field(None, description="A folder of each node.")
     empty_dir: EmptyDirVolume | None = Field(None, description="Storage of each pod, deleted with the pod.")
     prefetch: Literal["Disabled", "Enabled"] = Field(

@@ -14,21 +14,19 @@ class Canary(Part):
     replicas: int = Field(1, ge=1, le=1000, description="Canary pods, in addition to spec.replicas.")
     promotion: Literal["Automatic", "Manual"] = Field(
         "Automatic",
-        description="Automatic: the operator decides after analysisSeconds. Manual: the canary stays until promotedRevision names it.",
+        description="Automatic: after analysisSeconds. Manual: when promotedRevision names it.",
     )
-    analysis_seconds: int = Field(
-        600, ge=0, le=604_800, description="How long ready pods of the canary are observed before automatic promotion."
-    )
+    analysis_seconds: int = Field(600, ge=0, le=604_800, description="How long ready canaries are observed before automatic promotion.")
     min_requests: int = Field(
         100, ge=1, le=1_000_000, description="Requests that the canary must serve before it is promoted or rolled back."
     )
     max_error_rate_increase: Percentage = Field(
         "1%",
-        description="Roll back when its percentage of failed requests exceeds the old revision's by more than this.",
+        description="Roll back when its failed requests exceed the old revision's by more than this.",
     )
     max_ttft_increase: Percentage = Field(
         "50%",
-        description="Roll back when its p50 or p90 TTFT exceeds the old revision's by more than this.",
+        description="Roll back when its TTFT (p50 or p90) exceeds the old revision's by more than this.",
     )
     promoted_revision: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
         None, description="Value of status.canary.revision to promote now, whatever was observed."

@@ -9,7 +9,7 @@ from fairlead_operator.api.fields import Part, refuse, rule, rules
 
 MOST = 1000
 _BOTH = "spec.podDisruptionBudget.minAvailable and maxUnavailable exclude each other, as in Kubernetes: remove one of the two"
-_HELP = f"must be a number from 0 to {MOST} without quotes, or a percentage such as 25% from 0% to 100%"
+_HELP = f"must be a number from 0 to {MOST} without quotes, or a percentage from 0% to 100%"
 _PERCENT = "^([0-9]|[1-9][0-9]|100)%$"
 
 
@@ -48,9 +48,7 @@ class PodDisruptionBudget(Part):
         )
     )
 
-    max_unavailable: IntOrPercent = Field(
-        1, description="Workers that may be evicted at the same time, such as 1 or 25%. 0: evictions are not allowed."
-    )
+    max_unavailable: IntOrPercent = Field(1, description="Workers that may be evicted at the same time, such as 1 or 25%.")
     min_available: IntOrPercent | None = Field(None, description="Workers that must stay, such as 2 or 75%. Replaces maxUnavailable.")
 
     @model_validator(mode="after")

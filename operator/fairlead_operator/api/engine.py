@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fairlead_common.scheduling_policy import SchedulingPolicy
 from fairlead_operator.api.engine_runtime import EnvironmentVariable, Runtime, engine_rules, refuse_unsupported
 from fairlead_operator.api.fields import Argument, Image, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.owned_flags import refuse_owned_flags
@@ -16,7 +17,6 @@ _EVEN = "spec.engine.tensorParallel must be a multiple of spec.engine.nodes: eac
 _IMMUTABLE = (
     "spec.engine.nodes cannot be changed, because another kind of object manages the pods: create another service, or delete this one"
 )
-_CHUNKS = "spec.engine.itlTargetMilliseconds needs chunked prefill: set spec.engine.chunkedPrefill to Enabled, or remove the target"
 
 
 class KvCache(Part):
@@ -29,22 +29,25 @@ class KvCache(Part):
         )
     )
 
-    page_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a page, the unit of KV cache allocation.")
-    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens in a block, the unit of the prefix index. A multiple of pageTokens.")
+    page_tokens: int = Field(16, ge=1, le=1024, examples=[32], description="Tokens in a page, the unit of KV cache allocation.")
+    block_tokens: int = Field(
+        64, ge=1, le=4096, examples=[128], description="Tokens in a block, the unit of the prefix index. A multiple of pageTokens."
+    )
     size: Quantity | None = Field(
-        None, description="KV cache of each worker, such as 40Gi. Absent: what a GPU has left; on CPUs at most 4Gi."
+        None, examples=["20Gi"], description="KV cache of each worker, such as 40Gi. Absent: what a GPU has left; on CPUs at most 4Gi."
     )
     pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
-        None, description="Pages of the KV cache in each worker, as an alternative to size."
+        None, examples=[4096], description="Pages of the KV cache in each worker, as an alternative to size."
     )
     dtype: Literal["Auto", "FP8"] = Field(
         "Auto",
-        description="Data type of keys and values. Auto: that of activations. FP8 (e4m3): half of the memory, for GPUs, with the scales of "
-        "the checkpoint if it has them.",
+        examples=["FP8"],
+        description="Data type of keys and values. Auto: that of activations. FP8: half of the memory, for GPUs.",
     )
     host_size: Quantity | None = Field(
         None,
-        description="Host memory for pages evicted from the GPU, such as 64Gi. Part of resources.memory. Absent: none.",
+        examples=["64Gi"],
+        description="Host memory for pages evicted from the GPU, part of resources.memory. Absent: none.",
     )
 
     @model_validator(mode="after")
@@ -62,7 +65,6 @@ class SpeculativeDecoding(Part):
     )
 
     method: Literal["NGram", "Draft"] = Field(description="NGram: drafts are copied from the request. Draft: a smaller model drafts.")
-    num_tokens: int = Field(5, ge=1, le=64, description="Most tokens drafted for one request in one step.")
     draft_model_uri: Annotated[str, uri_validator(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
         None, description="Draft model with the same tokenizer, as spec.model.uri. Required for Draft."
     )
@@ -75,7 +77,6 @@ class SpeculativeDecoding(Part):
 
 def _add_rules(schema: dict[str, Any], engine: type[Any]) -> None:
     schema |= rules(
-        rule("!has(self.itlTargetMilliseconds) || self.chunkedPrefill == 'Enabled'", _CHUNKS, path=".itlTargetMilliseconds"),
         rule("self.tensorParallel % self.nodes == 0", _EVEN, path=".tensorParallel"),
         rule("self.nodes == oldSelf.nodes", _IMMUTABLE, path=".nodes"),
         *engine_rules(engine),
@@ -88,71 +89,88 @@ class Engine(Part):
     model_config = ConfigDict(json_schema_extra=_add_rules)
 
     runtime: Runtime = Field(
-        "Fairlead", description="Engine of the workers. VLLM, SGLang: that engine, with an agent beside it for routing, index and drain."
+        "Fairlead",
+        examples=["VLLM", "SGLang"],
+        description="Engine of the workers. VLLM and SGLang run with an agent beside them.",
     )
-    image: Image | None = Field(None, description="Image of the engine. Absent: the operator's, by rollout.engineVersion.")
+    image: Image | None = Field(
+        None,
+        examples=["registry.example:5000/worker@sha256:0a"],
+        description="Image of the engine. Absent: the operator's, by rollout.engineVersion.",
+    )
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
-        None, description="Most tokens of prompt and output together. Absent: the limit of the model."
+        None, examples=[4096], description="Most tokens of prompt and output together. Absent: the limit of the model."
     )
-    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most sequences that run at the same time in one worker.")
-    chunked_prefill: Literal["Enabled", "Disabled"] = Field(
-        "Enabled", description="Enabled: prompts are computed in chunks beside decodes. Disabled: each in one step."
-    )
+    max_num_seqs: int = Field(256, ge=1, le=65_536, examples=[8], description="Most sequences that run at the same time in one worker.")
     chunked_prefill_size: int = Field(
         512,
         ge=1,
         le=1_048_576,
+        examples=[1024],
         description="Most prompt tokens in one step beside decodes, with chunked prefill.",
     )
-    max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens in one step, over all requests.")
-    max_waiting_requests: int = Field(
-        1024, ge=1, le=1_048_576, description="Most sequences in one worker that wait for their first token. More are refused."
+    max_prefill_tokens: int = Field(
+        8192, ge=1, le=16_777_216, examples=[4096], description="Most prompt tokens in one step, over all requests."
     )
-    prefill_max_requests: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
-        None, description="Most prompts computed in one step. Absent: no limit."
+    max_waiting_requests: int = Field(
+        1024,
+        ge=1,
+        le=1_048_576,
+        examples=[8],
+        description="Most sequences that wait in one worker. More are refused.",
     )
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
         None,
-        description="Target inter-token latency (ITL), by which prefill chunks are sized. "
-        "Absent: chunks of chunkedPrefillSize tokens, fewer on a CPU.",
-    )
-    attention_backend: Literal["Auto", "FlashInfer", "Native", "CPU", "Reference"] = Field(
-        "Auto", description="Attention kernels. Auto: the fastest that the device supports."
+        examples=[30],
+        description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: chunkedPrefillSize.",
     )
     dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
-        "Auto", description="Data type of weights and activations. Auto: the type of the stored weights."
+        "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: the type of the stored weights."
     )
     quantization: Literal["None", "Int8", "Int4", "FP8"] = Field(
-        "None", description="Quantizes the weights of linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both."
+        "None",
+        examples=["FP8", "Int4"],
+        description="Quantizes linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both.",
     )
-    scheduling_policy: Literal["ShortestJobFirst", "LongestPrefixMatch", "FirstComeFirstServed"] = Field(
-        "ShortestJobFirst",
-        description="Order of waiting requests. ShortestJobFirst: the fewest uncached tokens first.",
+    scheduling_policy: SchedulingPolicy | None = Field(
+        None,
+        examples=["FirstComeFirstServed", "LongestPrefixMatch"],
+        description="Order of waiting requests of equal priority. Absent: LongestPrefixMatch, or the order of vLLM or SGLang.",
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=64, description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."
+        1, ge=1, le=64, examples=[2], description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."
     )
     nodes: int = Field(
-        1, ge=1, le=64, description="Nodes that share one replica, with one pod on each. Above 1 needs LeaderWorkerSet. Immutable."
+        1,
+        ge=1,
+        le=64,
+        examples=[2],
+        description="Nodes that share one replica, with one pod on each. Above 1 needs LeaderWorkerSet. Immutable.",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="CPU threads of a worker. Absent: its cores by affinity and quota, minus one if three or more."
+        None, examples=[4], description="CPU threads of a worker. Absent: from its cores and quota."
     )
     warmup_tokens: int = Field(
         8192,
         ge=0,
         le=1_048_576,
-        description="Tokens of other workers' most used prefixes that a new worker computes before it is ready.",
+        examples=[0],
+        description="Tokens of the most used prefixes that a new worker computes before it is ready.",
     )
-    warmup_timeout_seconds: int = Field(10, ge=1, le=600, description="Longest time for that computation.")
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size, granularity and data type of the KV cache.")
-    speculative_decoding: SpeculativeDecoding | None = Field(None, description="Speculative decoding. Absent: off.")
+    speculative_decoding: SpeculativeDecoding | None = Field(
+        None, examples=[{"method": "NGram"}], description="Speculative decoding. Absent: off."
+    )
     args: list[Argument] = Field(
-        default_factory=list, max_length=64, description="Additional flags of the engine. The last value of a flag is used."
+        default_factory=list,
+        max_length=64,
+        examples=[["--flag=value"]],
+        description="Additional flags of the engine. The last value of a flag is used.",
     )
     env: list[EnvironmentVariable] = Field(
         default_factory=list,
         max_length=64,
+        examples=[[{"name": "A", "value": "1"}]],
         description="Variables of the engine's container. They override the operator's.",
         json_schema_extra=list_map("name"),
     )
@@ -162,5 +180,4 @@ class Engine(Part):
         refuse_unsupported(self)
         refuse_owned_flags(self.args, self.runtime)
         refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN} ({self.tensor_parallel} is not a multiple of {self.nodes})")
-        refuse(self.itl_target_milliseconds is not None and self.chunked_prefill == "Disabled", _CHUNKS)
         return self

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fairlead_common.scheduling_policy import ENGINE_NAMES
 from fairlead_operator.api.fields import Part, refuse, rule, rules
 
 Runtime = Literal["Fairlead", "VLLM", "SGLang"]
 ENGINES: tuple[Runtime, ...] = ("VLLM", "SGLang")
 """Runtimes whose engine is not Fairlead's."""
-_ARGS = "put the engine's own flag into spec.engine.args"
+_ARGS = "use spec.engine.args"
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,22 @@ class Unsupported:
 
 
 UNSUPPORTED = (
-    Unsupported("nodes", "a replica runs in one pod. Set nodes to 1 and spread it over the GPUs of one node with tensorParallel"),
+    Unsupported("nodes", "set it to 1, and use the GPUs of one node (tensorParallel)"),
     Unsupported("kvCache.blockTokens", "the index has the engine's own blocks. Set spec.engine.kvCache.pageTokens"),
     Unsupported("kvCache.hostSize", f"remove it, and {_ARGS} (--kv-offloading-size, --enable-hierarchical-cache)"),
     Unsupported("kvCache.size", f"set spec.engine.kvCache.pages, or {_ARGS} (--mem-fraction-static)", ("SGLang",)),
     Unsupported("speculativeDecoding", f"remove it, and {_ARGS}"),
     Unsupported("quantization", "others quantize in Fairlead's engine. Name a quantized checkpoint in spec.model.uri", allowed=("FP8",)),
-    Unsupported("attentionBackend", f"set it to Auto, and {_ARGS} (--attention-backend)"),
     Unsupported("threads", "set OMP_NUM_THREADS in spec.engine.env"),
     Unsupported("warmupTokens", "remove it: new workers start with an empty KV cache"),
-    Unsupported("warmupTimeoutSeconds", "remove it: new workers start with an empty KV cache"),
     Unsupported("itlTargetMilliseconds", "remove it: only Fairlead's scheduler sizes chunks by a latency"),
-    Unsupported("prefillMaxRequests", f"remove it, and {_ARGS}"),
     Unsupported("maxWaitingRequests", "remove it: bound the queue in the routers with spec.slo"),
     Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",)),
     Unsupported(
         "schedulingPolicy",
         "its waiting requests run by priority, then by arrival. Remove it",
         ("VLLM",),
-        ("FirstComeFirstServed",),
+        tuple(policy for policy, engine in ENGINE_NAMES.items() if engine.vllm is not None),
     ),
 )
 
@@ -81,7 +79,7 @@ def _condition(engine: type[BaseModel], one: Unsupported) -> str:
         part = type(_default(part, _attribute(part, name)))
     default = _default(part, _attribute(part, last))
     if default is None:
-        return f"!has(self.{one.field})"
+        return f"!has(self.{one.field})" + (f" || self.{one.field} in {_quote(one.allowed)}" if one.allowed else "")
     if isinstance(default, str):
         return f"self.{one.field} in {_quote((default, *one.allowed))}"
     return f"self.{one.field} == {default}"

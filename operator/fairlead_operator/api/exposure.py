@@ -26,10 +26,8 @@ class ParentRef(Part):
     """A reference to a Gateway of the Gateway API."""
 
     name: ObjectName = Field(description="Name of the Gateway.")
-    namespace: Namespace | None = Field(
-        None, description="Namespace of the Gateway. Absent: the service's. Its listeners must allow routes from here."
-    )
-    section_name: ObjectName | None = Field(None, description="Listener of the Gateway. Absent: every listener that allows the route.")
+    namespace: Namespace | None = Field(None, description="Namespace of the Gateway. Absent: the service's.")
+    section_name: ObjectName | None = Field(None, description="Listener of the Gateway. Absent: all that allow the route.")
 
 
 class Gateway(Part):
@@ -47,7 +45,7 @@ class Gateway(Part):
     )
     backend: Literal["Router", "EndpointPicker"] = Field(
         "Router",
-        description="Router: the gateway sends requests to routers. EndpointPicker: it asks them for a worker, through an InferencePool.",
+        description="Router: requests go to routers. EndpointPicker: the gateway asks them for a worker (InferencePool).",
     )
     proxy_namespace: Namespace | None = Field(
         None, description="Namespace of the proxies, such as envoy-gateway-system. Absent: that of the Gateway."
@@ -70,7 +68,7 @@ class Exposure(Part):
 
     network_policy: Literal["Managed", "None"] = Field(
         "Managed",
-        description="Managed: NetworkPolicies admit only the service's routers and workers to its workers. None: none.",
+        description="Managed: NetworkPolicies admit only the service's own pods to its workers.",
     )
     from_namespaces: list[Namespace] | None = Field(
         None,
@@ -81,7 +79,7 @@ class Exposure(Part):
     other_services: list[OtherServiceName] = Field(
         default_factory=list,
         max_length=64,
-        description="InferenceServices of this namespace whose models this endpoint serves too: requests go by their model field.",
+        description="InferenceServices of this namespace whose models this endpoint serves too.",
         json_schema_extra=list_set(),
     )
     gateway: Gateway | None = Field(None, description="A Gateway in front of the service. Needs the Gateway API in the cluster.")

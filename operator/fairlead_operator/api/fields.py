@@ -6,7 +6,7 @@ CamelCase, acronyms in one case (`draftModelURI`), and an absent field instead o
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -85,6 +85,21 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(annotation) for model in _models_of(inner)]
 
 
+def changes_of(part: type[BaseModel], path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the path of each field below `part`, and its `examples`: values other than the default, which docs and tests use.
+
+    Raises TypeError for a field without them.
+    """
+    for field in part.model_fields.values():
+        models = _models_of(field.annotation)
+        if not field.examples and not models:
+            raise TypeError(f"give the field {path}{field.alias} examples, each another value than its default")
+        if field.examples:
+            yield f"{path}{field.alias}", field.examples
+        else:
+            yield from (found for model in models for found in changes_of(model, f"{path}{field.alias}."))
+
+
 def refuse(broken: bool, message: str) -> None:
     """Apply a CEL rule in Python, for manifests that no API server has validated (`fairlead up`). Raises ValueError if it is broken."""
     if broken:
@@ -131,34 +146,30 @@ Percentage = Annotated[str, Field(min_length=2, max_length=8, pattern=PERCENTAGE
 Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
-URI = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*((/[A-Za-z0-9._-]+)+\.gguf)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
-    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
-    r"|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
-    r"|oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
-    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
-    r"|file:///[A-Za-z0-9._/-]+)$"
+URI = (  # \w is ASCII alone in CEL, and below by re.ASCII
+    r"^(hf://\w[\w.-]*/\w[\w.-]*((/[\w.-]+)+\.gguf)?(@\w[\w./-]*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?"
+    r"|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.=+-]+)*/?|oci://\w[\w.:/-]*(@sha256:[0-9a-f]{64})?(#[\w./-]+)?"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?|file:///[\w./-]+)$"
 )
-
-
-def _uri_help(path: str) -> str:
-    forms = "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
-    return f"{path} must be {forms}"
+_URI_FORMS = (
+    "hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
+)
 
 
 def uri_validator(path: str) -> AfterValidator:
     """Return a validator that refuses other strings than model URIs. Its message names the field `path`."""
 
     def known(uri: str) -> str:
-        refuse(re.match(URI, uri) is None, f"{_uri_help(path)} (got {uri!r})")
+        refuse(re.match(URI, uri, re.ASCII) is None, f"{path} must be {_URI_FORMS} (got {uri!r})")
         return uri
 
     return AfterValidator(known)
 
 
 def uri_schema(path: str) -> Any:
-    """Return the same rule for the CRD, as a pydantic field."""
-    return Field(max_length=1024, json_schema_extra=rules(rule(f"self.matches(r'{URI}')", _uri_help(path))))
+    """Return the same rule for the CRD, as a pydantic field. The forms are in the message of the first one."""
+    forms = _URI_FORMS if path == "spec.model.uri" else "hf://ORG/NAME, or another form of spec.model.uri"
+    return Field(max_length=1024, json_schema_extra=rules(rule(f"self.matches(r'{URI}')", f"{path} must be {forms}")))
 
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

@@ -4,6 +4,7 @@ No worker can serve with another value of these flags. Other flags that a field 
 `--scheduling-policy` and others take more values than their fields. There is no CEL rule: it could not name the flag that it found.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from fairlead_operator.api.engine_runtime import Runtime
@@ -67,7 +68,7 @@ ENGINE_FLAGS: Mapping[Runtime, Mapping[str, str]] = {
 """What to do instead of each flag of a runtime's engine."""
 
 
-_PIPELINE = ("pipeline-parallel-size", "pp", "pp-size")
+_PIPELINE = re.compile(r"--?(pp|pp-size|pipeline.*)")  # vLLM takes the beginning of a flag too
 PIPELINE = "^--?p(p|ipeline)"
 """Flags of vLLM and SGLang for pipeline parallelism, as CEL finds them. CEL cannot read their number."""
 
@@ -80,7 +81,7 @@ def pipeline_stages(args: Sequence[str], runtime: Runtime) -> int:
     stages = 1
     for index, arg in enumerate(args):
         flag, has_value, value = arg.partition("=")
-        if runtime != "Fairlead" and flag.startswith("-") and flag.lstrip("-").replace("_", "-") in _PIPELINE:
+        if runtime != "Fairlead" and _PIPELINE.fullmatch(flag.replace("_", "-")):
             value = value if has_value else "".join(args[index + 1 : index + 2])
             refuse(not value.isdecimal() or int(value) < 1, f"spec.engine.args: {flag} must have a number of at least 1 (got {value!r})")
             stages = int(value)

@@ -21,7 +21,7 @@ _TWO_SOURCES = "spec.resources.gpuResource and spec.resources.resourceClaims bot
 _NO_GPUS = "spec.resources.gpus is 0, so spec.resources.gpuResource and spec.resources.resourceClaims have no effect: remove them, or gpus"
 _UNKNOWN_PRODUCT = (
     "spec.resources.gpuType is a node label of NVIDIA and AMD, and these GPUs come from another resource: "
-    "remove it, and select nodes in spec.podTemplate, or devices in the ResourceClaimTemplate"
+    "remove it, and select nodes in spec.podTemplate"
 )
 MIG_PARALLEL = (
     "spec.engine.tensorParallel must be 1 with MIG slices (spec.resources.gpuResource), since they cannot exchange data: set it to 1, or "
@@ -60,24 +60,23 @@ class Resources(Part):
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None,
-        description="GPUs of each worker pod. 0: CPUs. Absent: tensorParallel / nodes, times the operator's default (1) without "
-        "gpuResource and resourceClaims.",
+        description="GPUs of each worker pod. 0: CPUs. Absent: tensorParallel / nodes, times the operator's default (1).",
     )
     gpu_resource: Annotated[str, Field(min_length=3, max_length=317, pattern=RESOURCE_NAME)] | None = Field(
         None,
-        description="Resource name of the device plugin, such as amd.com/gpu or nvidia.com/mig-1g.10gb. Absent: nvidia.com/gpu.",
+        description="Resource name of the device plugin, such as amd.com/gpu. Absent: nvidia.com/gpu.",
     )
     resource_claims: list[ClaimTemplate] = Field(
         default_factory=list,
         max_length=8,
-        description="DRA claims that provide the GPUs, in place of a device plugin. gpus is the number of devices that they allocate.",
+        description="DRA claims that provide the GPUs, one for each pod. gpus is the number of devices that they allocate.",
         json_schema_extra=list_map("name"),
     )
     cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
         None,
-        description="Node label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3, or amd.com/gpu.product-name. Absent: any GPU.",
+        description="Node label nvidia.com/gpu.product or amd.com/gpu.product-name. Absent: any GPU.",
     )
 
     @model_validator(mode="after")

@@ -35,25 +35,25 @@ class Rollout(Part):
     strategy: Literal["Auto", "Surge", "DrainFirst"] = Field(
         "Auto",
         description="Surge: a new worker starts before an old one stops. DrainFirst: the reverse. "
-        "Auto: Surge, then DrainFirst if a new worker cannot be scheduled for surgeTimeoutSeconds.",
+        "Auto: Surge, or DrainFirst without a node for it.",
     )
     surge_timeout_seconds: int = Field(30, ge=0, le=86_400, description="How long strategy Auto waits for a new worker to be scheduled.")
     paused: bool = Field(False, description="Stops the replacement of pods. Scaling continues.")
     revision: Annotated[str, Field(min_length=10, max_length=96, pattern=_REVISION)] | None = Field(
         None,
-        description="Runs the workers of this ControllerRevision (NAME-worker-DIGEST). Absent: those of the current spec.",
+        description="ControllerRevision to run (NAME-worker-DIGEST). Absent: that of the current spec.",
     )
     restarted_at: RestartTime | None = Field(None, description="A change restarts the workers, as kubectl rollout restart does.")
     engine_version: Literal["Pinned", "Auto"] = Field(
         "Pinned",
-        description="Pinned: new operator images reach pods with the next edit. Auto: they are rolled out over all Auto services in waves.",
+        description="Pinned: new operator images reach pods with the next edit. Auto: in waves over all Auto services.",
     )
     drain_timeout_seconds: int = Field(120, ge=0, le=7200, description="How long a terminating pod may take to complete its requests.")
     progress_deadline_seconds: int = Field(
         3600,
         ge=30,
         le=86_400,
-        description="Time without progress until Progressing is False with reason ProgressDeadlineExceeded.",
+        description="Time without progress until Progressing is False.",
     )
     canary: Canary | None = Field(
         None, description="Tests new revisions with a part of the requests. Absent: they are rolled out directly."

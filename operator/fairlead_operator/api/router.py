@@ -18,9 +18,7 @@ class RouterAutoscaling(Part):
     """Routers by load: a HorizontalPodAutoscaler between `routing.replicas` and `maxReplicas`."""
 
     max_replicas: int = Field(ge=1, le=64, description="Most routers. The fewest are spec.routing.replicas.")
-    target_cpu: Quantity = Field(
-        "700m", description="Mean CPU use of the routers above which one is added. It needs metrics-server, or another source of metrics."
-    )
+    target_cpu: Quantity = Field("700m", description="Mean CPU use of the routers above which one is added.")
 
 
 class IssuerRef(Part):
@@ -49,19 +47,19 @@ class RouterTls(Part):
 
     secret_name: ObjectName | None = Field(
         None,
-        description="A Secret of type kubernetes.io/tls. Routers apply a change within two minutes, without a restart.",
+        description="A Secret of type kubernetes.io/tls. Routers apply a change without a restart.",
     )
-    issuer_ref: IssuerRef | None = Field(None, description="cert-manager issues and renews the certificate. Absent: secretName holds it.")
+    issuer_ref: IssuerRef | None = Field(None, description="cert-manager's issuer of the certificate.")
     dns_names: list[DnsName] | None = Field(
         None,
         min_length=1,
         max_length=32,
-        description="Host names of the certificate of issuerRef. Absent: the Service's and the gateway's, which public issuers refuse.",
+        description="Host names of issuerRef's certificate. Absent: the Service's and the gateway's.",
         json_schema_extra=list_set(),
     )
     ca_config_map: ObjectName | None = Field(
         None,
-        description="A ConfigMap whose ca.crt holds the authorities with which the gateway verifies routers. Absent: the gateway's own.",
+        description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: the gateway's own authorities.",
     )
 
     @model_validator(mode="after")

@@ -15,8 +15,8 @@ _SCALE_DOWN = "spec.scaling.scaleDown configures the operator's autoscaler: set 
 _SCHEDULE_BOUNDS = "spec.scaling.schedules: minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
 _SCHEDULE_NAMES = "spec.scaling.schedules must have different names: rename one of the two"
 EXCLUSIVE = (
-    "spec.replicas and spec.scaling.target both set the number of workers: remove spec.replicas and use no kubectl scale, HPA or KEDA for "
-    "this service, or remove spec.scaling.target"
+    "spec.replicas and spec.scaling.target both set the number of workers: remove one of them (kubectl scale, HPA and "
+    "KEDA set spec.replicas)"
 )
 DEFAULT_IDLE_TIMEOUT_SECONDS, DEFAULT_STABILIZATION_WINDOW_SECONDS = 600, 300
 
@@ -25,7 +25,7 @@ class Target(Part):
     """The latency that the autoscaler holds."""
 
     ttft_milliseconds: int = Field(
-        ge=1, le=3_600_000, description="Longest expected time to first token (TTFT), such as 2000. Above it, workers are added."
+        ge=1, le=3_600_000, description="Expected time to first token (TTFT) above which workers are added, such as 2000."
     )
 
     @property
@@ -60,15 +60,11 @@ class Scaling(Part):
         )
     )
 
-    min_replicas: int = Field(
-        1, ge=0, le=1000, description="Fewest workers. With 0 and a target, the service scales to zero after idleTimeoutSeconds."
-    )
+    min_replicas: int = Field(1, ge=0, le=1000, description="Fewest workers. With 0 and a target: zero after idleTimeoutSeconds.")
     max_replicas: int = Field(ge=1, le=1000, description="Most workers.")
-    target: Target | None = Field(
-        None, description="The operator sets the number of workers to hold this target. Absent: spec.replicas sets it."
-    )
+    target: Target | None = Field(None, description="The operator scales to hold this. Absent: spec.replicas sets the number.")
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = Field(
-        None, description="With minReplicas 0: time without requests before the service scales to zero. Absent: 600."
+        None, description="With minReplicas 0: time without requests before scale to zero. Absent: 600."
     )
     scale_down: ScaleDown | None = Field(None, description="How the operator's autoscaler removes workers.")
     schedules: list[Schedule] = Field(

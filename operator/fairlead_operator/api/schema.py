@@ -7,15 +7,30 @@ from typing import Any
 from pydantic import BaseModel
 
 Schema = dict[str, Any]
-_DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
+_DROPPED = {"title", "examples", "$defs", "properties", "items", "additionalProperties"}
+
+
+_BOUNDS = {"minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems"}
 
 
 def structural_schema(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """Return the structural schema of one model for `openAPIV3Schema`. `defaults=False` suits fields that only the operator writes."""
+    """Return the structural schema of one model for `openAPIV3Schema`."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
     schema = _walk(raw, raw.get("$defs", {}), defaults)
     schema.pop("default", None)  # the root of the spec is required
     return schema
+
+
+def status_schema(model: type[BaseModel]) -> Schema:
+    """Return the structural schema of what only the operator writes, and its models check: without defaults and bounds."""
+    return _without_bounds(structural_schema(model, defaults=False))
+
+
+def _without_bounds(schema: Schema) -> Schema:
+    kept = {key: value for key, value in schema.items() if key not in _BOUNDS and value != "int64"}
+    if "properties" in kept:
+        kept["properties"] = {name: _without_bounds(child) for name, child in kept["properties"].items()}
+    return kept | ({"items": _without_bounds(kept["items"])} if "items" in kept else {})
 
 
 def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: bool) -> Schema:
@@ -32,6 +47,7 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
     if "items" in node:
         # A default inside of a list's items is a permanent difference for Argo CD, which cannot match the items with those of the manifest.
         schema["items"] = _walk(node["items"], definitions, defaults=False)
+        schema["items"].pop("description", None)  # the list has one
         schema.setdefault("x-kubernetes-list-type", "atomic")
     if isinstance(node.get("additionalProperties"), Mapping):
         schema["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults=False)

@@ -27,7 +27,7 @@ class SloClass(Part):
 
     name: ClassName = Field(description="Value of X-SLO-Class in requests.")
     priority: int = Field(0, ge=-1000, le=1000, description="Lower goes first.")
-    ttft_milliseconds: Milliseconds | None = Field(None, description="Bound of the time to first token; beyond it: 429 with Retry-After.")
+    ttft_milliseconds: Milliseconds | None = Field(None, description="Bound of the time to first token; beyond it: 429.")
     ttft_milliseconds_per_thousand_tokens: Milliseconds | None = Field(None, description="More time for each 1,000 uncached prompt tokens.")
     itl_milliseconds: Milliseconds | None = Field(None, description="Bound of the mean inter-token latency.")
 
@@ -56,10 +56,10 @@ class Slo(Part):
     classes: list[SloClass] = Field(
         default_factory=list,
         max_length=16,
-        description="Beside them there is batch: best effort, priority 1000.",
+        description="Classes; one without bounds is best effort. There is also batch, of priority 1000.",
         json_schema_extra=list_map("name"),
     )
-    default_class: ClassName | None = Field(None, description="Class of requests and API keys that name none. Absent: no bounds.")
+    default_class: ClassName | None = Field(None, description="Class of requests and keys that name none.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names, no_adapter_named
+from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names
 from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.disruption import PodDisruptionBudget
@@ -50,25 +50,15 @@ _STAGES = (
 _CANARY_NODES = "spec.rollout.canary does not support workers of several pods: remove it, or set spec.engine.nodes to 1"
 _INT8 = "spec.engine.quantization Int8 is for workers on CPUs: set spec.resources.gpus to 0, or choose FP8 or Int4"
 _FP8 = "spec.engine.quantization FP8 is for workers on GPUs: choose Int8 or Int4, or set spec.resources.gpus above 0"
-_MIRROR = "spec.routing.indexMode Mirror supports one index group: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
 _NO_INDEX = "spec.routing.indexMode configures policy PrefixAware: remove it, or set spec.routing.policy to PrefixAware"
-_REDIRECT_KEYS = (
-    "spec.routing.forwardingMode Redirect bypasses spec.access and spec.slo, which only routers apply: set it to Proxy, or remove them"
-)
-_REDIRECT_CANARY = (
-    "spec.routing.forwardingMode Redirect hides responses from the routers, and spec.rollout.canary needs them: "
-    "set it to Proxy, or remove spec.rollout.canary"
-)
-_TLS_REDIRECT = (
-    "spec.routing.forwardingMode Redirect sends clients to workers, which serve plain HTTP: set it to Proxy, or remove spec.router.tls"
-)
-_REDIRECT_OTHERS = (
-    "spec.routing.forwardingMode Redirect sends no request to other services: set it to Proxy, or remove spec.exposure.otherServices"
+_REDIRECT = (
+    "spec.routing.forwardingMode Redirect sends clients to workers, past the routers, which apply spec.access, spec.slo, "
+    "spec.rollout.canary, spec.router.tls and spec.exposure.otherServices: set it to Proxy, or remove these"
 )
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
 _ENGINE_SOURCE = (
-    "spec.model.uri of runtime VLLM and SGLang must be an hf://, pvc://, oci:// or file:// model, since only Fairlead's engine downloads "
-    "from buckets: copy the model to a claim (pvc://CLAIM/PATH)"
+    "spec.model.uri of runtime VLLM and SGLang must be an hf://, pvc://, oci:// or file:// model: copy the model from "
+    "the bucket to a claim (pvc://CLAIM/PATH)"
 )
 _ENGINE_GGUF = (
     "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file, which only Fairlead's engine serves: name a folder with "
@@ -106,7 +96,7 @@ class SecretKey(Part):
         min_length=1,
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key that holds the token of the hub (hf://), or the key file of a service account (gs://).",
+        description="Key of the hub's token (hf://), or of the key file (gs://).",
     )
 
 
@@ -130,26 +120,25 @@ class Model(Part):
                 _CACHE,
                 path=".cache",
             ),
-            rule(f"!has(self.name) || {no_adapter_named('self', 'self.name')}", MODELS_NAME, path=".adapters"),
             rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
             rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
         )
     )
 
     uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
-        "oci://IMAGE[#FOLDER] or file:///PATH. Each FOLDER and PATH may end with the name of a .gguf file."
+        description="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, "
+        "oci://IMAGE[#FOLDER] or file:///PATH. FOLDER and PATH may name a .gguf file."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=MODEL_NAME)] | None = Field(
         None, description='Value of "model" in requests. Absent: the name of the service.'
     )
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
-        None, description="Commit, tag or branch of an hf:// model. Absent: the default branch."
+        None, description="Commit, tag or branch of an hf:// model."
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; gs://: the key file of "
-        "a service account; absent: the pod's role.",
+        description="Token of the hub (hf://), AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3://), or key file (gs://). "
+        "Absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
     adapters: list[Adapter] = Field(
@@ -161,8 +150,7 @@ class Model(Part):
 
     endpoint: Endpoint | None = Field(
         None,
-        description="URL of an S3-compatible store, such as https://minio.storage:9000, or of a mirror of the hub (HF_ENDPOINT). "
-        "Absent: huggingface.co, AWS or Google Cloud.",
+        description="URL of an S3-compatible store or of a mirror of the hub. Absent: huggingface.co, AWS or Google Cloud.",
     )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
@@ -184,7 +172,6 @@ class Routing(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule("self.indexMode != 'Mirror' || self.indexGroups == 1", _MIRROR, path=".indexMode"),
             rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _NO_INDEX, path=".indexMode"),
         )
     )
@@ -194,36 +181,26 @@ class Routing(Part):
     )
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
         "Auto",
-        description="How PrefixAware reads the index. Remote: from Redis. Mirror: from a copy, also while Redis is down. "
-        "Auto: Mirror while it is small.",
+        description="Index of PrefixAware. Remote: in Redis. Mirror: a copy, also while Redis is down. Auto: Mirror while it is small.",
     )
     image: Image | None = Field(None, description="Image of the routers. Absent: the operator's, by rollout.engineVersion.")
     replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works. With router.autoscaling: the fewest.")
-    index_groups: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Parts of the index, each on a shard of a Redis Cluster. 1 suffices for 100,000 block changes a second.",
-    )
     hold_timeout_seconds: int = Field(
         30,
         ge=0,
         le=86_400,
-        description="How long requests wait for a ready worker. With the default and a scaling target: up to 600 while workers start.",
+        description="How long requests wait for a ready worker. Default with a scaling target: 600 while workers start.",
     )
     args: list[Argument] = Field(
         default_factory=list, max_length=64, description="More flags of fairlead-router. The last value of a flag is used."
     )
-    forwarding_mode: Literal["Proxy", "Redirect"] = Field(
-        "Proxy", description="Redirect: clients in the cluster get a 307 to the worker: no retries, keys, queueing."
-    )
+    forwarding_mode: Literal["Proxy", "Redirect"] = Field("Proxy", description="Redirect: clients in the cluster get a 307 to the worker.")
     metrics_names: Literal["Fairlead", "VLLM"] = Field(
         "Fairlead", description="VLLM: metrics have the names of vLLM's production stack too."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse(self.index_mode == "Mirror" and self.index_groups > 1, f"{_MIRROR} (got {self.index_groups})")
         refuse(self.index_mode != "Auto" and self.policy != "PrefixAware", f"{_NO_INDEX} (it is {self.policy})")
         return self
 
@@ -255,7 +232,7 @@ class ProfileRef(Part):
         None,
         min_length=1,
         max_length=64,
-        description="Fields of the profile that do not apply here, such as routing.replicas: the service has its own value or the default.",
+        description="Fields of the profile that do not apply here, such as routing.replicas.",
         json_schema_extra=list_set(),
     )
 
@@ -293,8 +270,9 @@ class ServiceSpec(Part):
                 path=".engine.maxModelLen",
             ),
             rule(
-                "!(has(self.access) || has(self.slo)) || self.routing.forwardingMode == 'Proxy'",
-                _REDIRECT_KEYS,
+                "self.routing.forwardingMode == 'Proxy' || !(has(self.access) || has(self.slo) || has(self.rollout.canary) || "
+                "has(self.router.tls) || has(self.exposure.otherServices))",
+                _REDIRECT,
                 path=".routing.forwardingMode",
             ),
             rule("self.engine.runtime == 'Fairlead' || !self.model.uri.matches('^(s3|gs)://')", _ENGINE_SOURCE, path=".model.uri"),
@@ -312,18 +290,7 @@ class ServiceSpec(Part):
             ),
             rule("self.engine.runtime != 'SGLang' || !has(self.access)", _SGLANG_ACCESS, path=".access"),
             rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
-            rule("!has(self.rollout.canary) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_CANARY, path=".routing.forwardingMode"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
-            rule(
-                "!has(self.router.tls) || self.routing.forwardingMode == 'Proxy'",
-                _TLS_REDIRECT,
-                path=".routing.forwardingMode",
-            ),
-            rule(
-                "!has(self.exposure.otherServices) || self.routing.forwardingMode == 'Proxy'",
-                _REDIRECT_OTHERS,
-                path=".exposure.otherServices",
-            ),
             rule(
                 "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
                 _ROUTERS,
@@ -332,9 +299,7 @@ class ServiceSpec(Part):
         )
     )
 
-    profile_ref: ProfileRef | None = Field(
-        None, description="InferenceProfile in the namespace of the service. It gives each field that has its default here."
-    )
+    profile_ref: ProfileRef | None = Field(None, description="InferenceProfile of the namespace, for each field that has its default here.")
     model: Model = Field(description="The model to serve. model.uri alone is a complete spec.")
     replicas: int = Field(1, ge=0, le=1000, description="Workers. kubectl scale, HPA and KEDA write this field.")
     scaling: Scaling | None = Field(None, description="Bounds of the number of workers. With target, the operator sets the number.")
@@ -356,7 +321,7 @@ class ServiceSpec(Part):
         description="Secrets for pulling images, as in a PodSpec.",
         json_schema_extra=list_map("name"),
     )
-    pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template of the workers.")
+    pod_template: PodTemplate | None = Field(None, description="Merged last into the template of the workers.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -374,13 +339,10 @@ class ServiceSpec(Part):
         limit, page = self.engine.max_model_len, self.engine.kv_cache.page_tokens
         refuse(limit is not None and limit < page, f"{_LENGTH} ({limit} is less than {page})")
         self._check_runtime()
-        bypassed = self.access is not None or self.slo is not None
-        refuse(bypassed and self.routing.forwarding_mode == "Redirect", _REDIRECT_KEYS)
+        bypassed = (self.access, self.slo, self.rollout.canary, self.router.tls, self.exposure.other_services or None)
+        refuse(self.routing.forwarding_mode == "Redirect" and any(part is not None for part in bypassed), _REDIRECT)
         refuse(self.rollout.canary is not None and nodes > 1, f"{_CANARY_NODES} (got {nodes})")
-        refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
-        refuse(bool(self.exposure.other_services) and self.routing.forwarding_mode == "Redirect", _REDIRECT_OTHERS)
-        refuse(self.router.tls is not None and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self

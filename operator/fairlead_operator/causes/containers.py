@@ -93,9 +93,7 @@ def _image(pod: str, container: Mapping[str, Any], fields: Fields, reason: str, 
         return make_cause(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
     if reason == "ErrImageNeverPull":
         return make_cause(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
-    own = container.get("name") in (*fields.own, names.AGENT)
-    field = f"the chart's images, or {fields.image}" if own else f"that of container {container.get('name')} in {fields.template}"
-    do = _advise(_IMAGE_ADVICE, detail).replace("{image}", field)
+    do = _advise(_IMAGE_ADVICE, detail).replace("{image}", fields.describe_image(str(container.get("name"))))
     return make_cause("ImagePullBackOff", what, do or "Pull the image manually on the node to see the registry's error.")
 
 

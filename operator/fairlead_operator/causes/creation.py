@@ -1,6 +1,8 @@
 """Refused creations: a Deployment's condition ReplicaFailure, a Job's Event, and a template that the API server refuses."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from fairlead_operator.causes.cause import Cause, make_cause
 from fairlead_operator.causes.fields import Fields, fields_of
@@ -19,9 +21,13 @@ _LIMIT_RANGE = re.compile(r"(?:maximum|minimum) (\S+) usage per|(\S+) max limit 
 _ABOVE_LIMIT = re.compile(r"must be less than or equal to (\S+) limit")
 
 
-def make_failure_cause(reason: str, message: str, component: str) -> Cause:
-    """Return the cause of a pod that cannot be created: the message of the admission that refused it. `component`: of the pod."""
-    fields, what = fields_of(component), f"no pod can be created: {message}"
+def make_failure_cause(reason: str, message: str, component: str, owner: Mapping[str, Any] | None = None) -> Cause:
+    """Return the cause of a pod that cannot be created: the message of the admission that refused it.
+
+    `component`: of the pod. `owner`: the Deployment that could not create it.
+    """
+    template = ((owner or {}).get("spec") or {}).get("template") or {}
+    fields, what = fields_of(component, template.get("spec")), f"no pod can be created: {message}"
     if quota := _QUOTA.search(message):
         return make_cause("QuotaExceeded", what, _advise_quota(quota[1], message, fields))
     if "violates PodSecurity" in message:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from fairlead_common.scheduling_policy import ENGINE_NAMES
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine, KvCache
 from fairlead_operator.api.engine_runtime import Runtime
@@ -19,6 +20,8 @@ ENGINE_PORT, EVENTS_PORT, REPLAY_PORT = 8100, 5557, 5558
 EVENTS, REPLAY = f"tcp://127.0.0.1:{EVENTS_PORT}", f"tcp://127.0.0.1:{REPLAY_PORT}"
 COMMANDS: Mapping[Runtime, tuple[str, ...]] = {"VLLM": ("vllm", "serve"), "SGLang": ("python3", "-m", "sglang.launch_server")}
 MAX_LORAS, MAX_LORA_RANK = 8, 64  # the defaults of Fairlead's worker; those of vLLM are 1 and 16
+SGLANG_POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
+"""Policy → SGLang's name of it. The default passes no flag."""
 _EVENTS = {"publisher": "zmq", "endpoint": EVENTS, "replay_endpoint": REPLAY}
 _DEFAULT = Engine()
 
@@ -35,7 +38,7 @@ def _vllm(service: InferenceService, source: ModelSource) -> list[str]:
         **_common(service, source),
         "kv-events-config": _json({"enable_kv_cache_events": True, **_EVENTS}),
         # The agent passes priorities on. Requests of equal priority run by arrival, and under fcfs vLLM ignores priorities.
-        "scheduling-policy": "fcfs" if engine.scheduling_policy == "FirstComeFirstServed" else "priority",
+        "scheduling-policy": "priority",
         **_changed(
             engine, {"max_model_len": "max-model-len", "max_num_seqs": "max-num-seqs", "max_prefill_tokens": "max-num-batched-tokens"}
         ),
@@ -45,8 +48,6 @@ def _vllm(service: InferenceService, source: ModelSource) -> list[str]:
         flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
     # The agent reads /metrics twice a second, and vLLM would log each; routers log the requests.
     switches = ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    if engine.chunked_prefill == "Disabled":
-        switches.append("--no-enable-chunked-prefill")
     return [_locate(source.uri)[0], *_flags(flags), *switches, *_adapters(source)]
 
 
@@ -68,10 +69,8 @@ def _sglang(service: InferenceService, source: ModelSource) -> list[str]:
             },
         ),
     }
-    if engine.chunked_prefill == "Disabled":
-        flags["chunked-prefill-size"] = -1
-    if engine.scheduling_policy != _DEFAULT.scheduling_policy:
-        flags["schedule-policy"] = "lpm" if engine.scheduling_policy == "LongestPrefixMatch" else "fcfs"
+    if engine.scheduling_policy is not None:
+        flags["schedule-policy"] = ENGINE_NAMES[engine.scheduling_policy].sglang
     if cache.pages is not None:
         flags["max-total-tokens"] = cache.pages * cache.page_tokens
     return [*_flags(flags), "--enable-metrics", "--enable-cache-report"]

@@ -11,6 +11,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.cache import is_downloaded
+from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import engine_pod, pods, security
 from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, cache_volume, model_source
 from fairlead_operator.kube.difference import APPLIED
@@ -24,7 +25,7 @@ RETRIES = 100
 """Restarts of the container with the kubelet's backoff (5 minutes at most), so about eight hours: a hub may be away for a while."""
 _NO_SIDECAR_LABEL, _NO_SIDECAR_ANNOTATION = {"sidecar.istio.io/inject": "false"}, {"linkerd.io/inject": "disabled"}
 """A mesh's proxy may keep the pod from ending, and a download accepts no connections."""
-_RESOURCES = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "4Gi"}}
+_REQUESTS, _LIMITS = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "4", "memory": "4Gi"}
 """Quotas may require limits. A download keeps no file in memory, and the page cache is freed before the limit is reached."""
 _DIVIDED = ("cpu", "memory", "ephemeral-storage")  # resources of the container in spec.podTemplate that the Job gets too: no devices
 _OF_WORKERS_ONLY = ("affinity", "resourceClaims", "topologySpreadConstraints", "initContainers", "runtimeClassName", "priorityClassName")
@@ -69,8 +70,7 @@ def is_prefetched(service: InferenceService) -> bool:
 
 
 def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource, image: str, given: Object) -> Object:
-    """Return the PodSpec. `given`: the resources of spec.podTemplate; a default beside them could be a request above their limit."""
-    chosen = {name for amounts in given.values() for name in amounts}
+    """Return the PodSpec. `given`: the resources of spec.podTemplate."""
     container: Object = {
         "name": "worker",  # spec.podTemplate gives the container of this name its proxies and certificates
         "image": image,
@@ -78,7 +78,7 @@ def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource
         "command": ["fairlead-prefetch"],
         "args": _arguments(source),
         "env": [pods.downward("FAIRLEAD_POD_NAME", "metadata.name"), {"name": "HOME", "value": "/tmp"}, *source.env],
-        "resources": {kind: {name: value for name, value in amounts.items() if name not in chosen} for kind, amounts in _RESOURCES.items()},
+        "resources": _defaults_beside(given),
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *(one for one in source.mounts if one["mountPath"] == CACHE_MOUNT)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -87,6 +87,27 @@ def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource
     spec = pods.pod_spec(service, settings, names.PREFETCH, container, volumes)
     del spec["topologySpreadConstraints"], spec["terminationGracePeriodSeconds"]
     return spec
+
+
+def _defaults_beside(given: Mapping[str, Mapping[str, Any]]) -> Object:
+    """Return the defaults, without those that contradict the user's amounts: Kubernetes refuses a request above its limit."""
+    requests, limits = given.get("requests") or {}, given.get("limits") or {}
+    return {
+        "requests": {
+            name: amount for name, amount in _REQUESTS.items() if name not in requests and _is_within(amount, limits.get(name, amount))
+        },
+        "limits": {
+            name: amount for name, amount in _LIMITS.items() if name not in limits and _is_within(requests.get(name, amount), amount)
+        },
+    }
+
+
+def _is_within(request: Any, limit: Any) -> bool:
+    """Return whether a request is at most its limit. False for amounts in a notation such as 8e0: the user's stands alone."""
+    try:
+        return quantity(str(request)) <= quantity(str(limit))
+    except ValueError:
+        return False
 
 
 def _arguments(source: ModelSource) -> list[str]:

@@ -12,15 +12,6 @@ from fairlead_operator.observed import ObservedRedis
 from fairlead_operator.settings import Settings
 
 MOUNT = "/etc/fairlead/redis"
-_FLAGS = {
-    "username": "redis-username-file",
-    "password": "redis-password-file",
-    "ca.crt": "redis-ca-file",
-    "tls.crt": "redis-cert-file",
-    "tls.key": "redis-key-file",
-    "sentinel-username": "redis-sentinel-username-file",
-    "sentinel-password": "redis-sentinel-password-file",
-}
 
 
 def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
@@ -28,10 +19,7 @@ def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
     if not settings.redis_url:
         return {}
     made: dict[str, object] = {"redis-url": settings.redis_url}
-    made |= {_FLAGS[file]: f"{MOUNT}/{file}" for file in settings.redis_files}
-    if service.spec.routing.index_groups > 1:
-        made["index-groups"] = service.spec.routing.index_groups
-    return made
+    return made | ({"redis-credentials": MOUNT} if settings.redis_credentials else {})
 
 
 def variables(service: InferenceService, settings: Settings) -> dict[str, object]:
@@ -41,18 +29,19 @@ def variables(service: InferenceService, settings: Settings) -> dict[str, object
 
 def objects(service: InferenceService, settings: Settings, seen: ObservedRedis | None) -> list[Object]:
     """Return one Secret for each role, so that a router never has a worker's credential. Without `seen`, existing Secrets stay."""
-    if not (settings.redis_url and settings.redis_files) or seen is None:
+    if not (settings.redis_url and settings.redis_credentials) or seen is None:
         return []
     made = []
     for role in ROLES:
         data = {**seen.files, **_login(service, seen, role)}
-        known = {file: data[file] for file in settings.redis_files if file in data}
-        made.append(secrets.build_fixed(service, names.redis_secret(service, role), role, known))
+        made.append(secrets.build_fixed(service, names.redis_secret(service, role), role, data))
     return made
 
 
 def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mapping[str, str]:
-    """Return username and password. Until Redis answers, each service keeps its kind of credentials (shared or its own)."""
+    """Return username and password, if Redis has any. Until it answers, each service keeps its kind of credentials (shared or its own)."""
+    if seen.state == "None":
+        return {}
     index = service.status.index
     if seen.state == "Shared" or (seen.state == "" and index is not None and index.credentials == "Shared"):
         return seen.login
@@ -64,7 +53,7 @@ def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mappin
 
 def volumes(service: InferenceService, settings: Settings, role: str) -> list[Object]:
     """Return the role's volume. It is optional: a pod starts and serves without the Secret, and uses it once it exists."""
-    if not (settings.redis_url and settings.redis_files):
+    if not (settings.redis_url and settings.redis_credentials):
         return []
     source = {"secretName": names.redis_secret(service, role), "optional": True, "defaultMode": 0o440}
     return [{"name": "redis", "secret": source}]
@@ -73,4 +62,4 @@ def volumes(service: InferenceService, settings: Settings, role: str) -> list[Ob
 def mounts(settings: Settings) -> list[Object]:
     """Return the mount of that volume: the whole folder, because the kubelet does not update files that are mounted with subPath."""
     mount = {"name": "redis", "mountPath": MOUNT, "readOnly": True}
-    return [mount] if settings.redis_url and settings.redis_files else []
+    return [mount] if settings.redis_url and settings.redis_credentials else []

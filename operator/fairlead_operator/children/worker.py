@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from fairlead_common.scheduling_policy import ENGINE_NAMES
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
@@ -19,8 +20,6 @@ from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
-SCHEDULING_POLICIES = {"ShortestJobFirst": "sjf", "LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
-"""Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
 DEFAULT_MAX_LORAS = 8  # the worker's default of --max-loras
@@ -184,7 +183,6 @@ def _warmup(service: InferenceService, settings: Settings) -> dict[str, object]:
     workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
     return {
         "FAIRLEAD_WARMUP_TOKENS": engine.warmup_tokens,
-        "FAIRLEAD_WARMUP_TIMEOUT": engine.warmup_timeout_seconds,
         "FAIRLEAD_PEERS": f"dns://{workers}:{names.WORKER_PORT}",
     }
 
@@ -201,14 +199,14 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         "block-tokens": cache.block_tokens,
         "max-model-len": engine.max_model_len or 0,  # 0: the limit of the model
         "max-num-seqs": engine.max_num_seqs,
-        "chunked-prefill-size": engine.chunked_prefill_size if engine.chunked_prefill == "Enabled" else -1,
+        "chunked-prefill-size": engine.chunked_prefill_size,
         "max-prefill-tokens": engine.max_prefill_tokens,
-        "attention-backend": engine.attention_backend.lower(),
         "dtype": engine.dtype.lower(),
-        "scheduling-policy": SCHEDULING_POLICIES[engine.scheduling_policy],
         "threads": engine.threads or 0,  # 0: from the CPU quota
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }
+    if engine.scheduling_policy is not None:
+        flags["scheduling-policy"] = ENGINE_NAMES[engine.scheduling_policy].fairlead
     if cache.pages is not None:
         flags["kv-pages"] = cache.pages
     if cache.size is not None:
@@ -221,8 +219,6 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         flags["tensor-parallel-size"] = engine.tensor_parallel
     if engine.nodes > 1:
         flags["nnodes"] = engine.nodes
-    if engine.prefill_max_requests is not None:
-        flags["prefill-max-requests"] = engine.prefill_max_requests
     if engine.itl_target_milliseconds is not None:
         flags["itl-target-ms"] = engine.itl_target_milliseconds
     if engine.quantization != "None":
@@ -230,7 +226,7 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
     if engine.max_waiting_requests != 1024:
         flags["max-waiting-requests"] = engine.max_waiting_requests
     if (speculation := engine.speculative_decoding) is not None:
-        config = {"method": SPECULATIVE_METHODS[speculation.method], "num_speculative_tokens": speculation.num_tokens}
+        config = {"method": SPECULATIVE_METHODS[speculation.method]}
         flags["speculative-config"] = json.dumps(config | ({"model": source.draft} if source.draft else {}))
     loras = [f"--lora-modules={name}={uri}" for name, uri in source.adapters.items()]
     if len(loras) > DEFAULT_MAX_LORAS:

@@ -2,20 +2,17 @@
 
 import asyncio
 import logging
-import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.access_rules import CannotManageUsers
-from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.scripts import REDIS_ERRORS
 from fairlead_operator.children.redis_users import prefix_of
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
+from fairlead_operator.credentials.administrator import Administrator, LoginRefused
 from fairlead_operator.credentials.own_secret import OwnSecret
 from fairlead_operator.credentials.secret_data import SecretData
 from fairlead_operator.credentials.users import Identity, RedisUsers, desired_users
@@ -24,8 +21,15 @@ from fairlead_operator.observed import ObservedRedis
 log = logging.getLogger(__name__)
 PERIOD = 3.0  # seconds between two reconciles: a restarted Redis has its users again after this
 REFUSED_RETRY = 60.0  # seconds until a Redis that refused to create users is tried again
-RELOAD_PERIOD = 60.0  # seconds between two reloads of the server's certificate: no event shows when the kubelet has renewed the file
 NO_PASSWORD = "The operator has no password of Redis (chart value redis.existingSecret)"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Credentials that all nodes accept, and since when, as far as this process knows (time.monotonic)."""
+
+    credentials: frozenset[str] = frozenset()
+    since: float = 0.0
 
 
 class CredentialsManager:
@@ -38,14 +42,9 @@ class CredentialsManager:
         self._config, self._secret, self._services, self._on_change = config, secret, services, on_change
         self.seen: ObservedRedis | None = None
         self.reconciled = asyncio.Event()
-        self._folder = tempfile.TemporaryDirectory(prefix="fairlead-redis-")
-        self._administrator: tuple[Login, RedisClient] | None = None
-        self._users = RedisUsers()
-        self._accepted: frozenset[str] = frozenset()  # credentials that all nodes accept
-        self._accepted_at = 0.0  # since when, as far as this process knows
-        self._mounted_passwords: dict[str, float] = {}  # recent passwords of the mounted file → until when Redis accepts them
-        self._shared, self._shared_until = "", 0.0  # why no users can be created, and when to try again
-        self._reload_at = 0.0
+        self._administrator, self._users = Administrator(config), RedisUsers()
+        self._accepted = Accepted()
+        self._shared_until = 0.0  # when to try again to create users
         self._problem = ""
 
     async def run(self) -> None:
@@ -60,116 +59,75 @@ class CredentialsManager:
                 self.reconciled.set()
                 await asyncio.sleep(PERIOD)
         finally:
-            await self._disconnect()
-            self._folder.cleanup()
+            await self._administrator.close()
 
     async def reconcile(self) -> None:
         """Bring the Secret and the users one step nearer to the wanted state. Raises errors of Redis and of the API server."""
         config = self._config
-        if not config.redis_files:
+        if not config.settings.redis_credentials:
             self._publish(ObservedRedis("None", NO_PASSWORD) if config.redis_url else ObservedRedis(""))
             return
-        host = RedisAccess(config.redis_url).location.nodes[0][0]
-        certificate_host = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
+        given = self._administrator.read_given()
+        issues = config.redis_bundled and config.redis_url.startswith("rediss") and "ca.crt" not in given
         # The grace starts when Redis accepts the new passwords: only then pods get them, and Redis may have been down since the request.
-        settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()
-        secret = await self._secret.ensure(settled=settled, host=certificate_host, now=datetime.now(UTC))
-        seen = self._credentials_for_services(secret)
-        if "password" not in config.redis_files:
+        settled = self._accepted.credentials if time.monotonic() - self._accepted.since >= config.rotation_grace else frozenset[str]()
+        host = RedisAccess(config.redis_url).location.nodes[0][0] if issues else ""
+        secret = await self._secret.ensure(settled=settled, host=host, now=datetime.now(UTC))
+        if issues and secret.certificates is not None:
+            given["ca.crt"] = secret.certificates.authority
+        seen = self._credentials_for_services(secret, given)
+        if not config.redis_bundled and "password" not in given:
             self._accept(secret)  # there is no server that must accept them
             self._publish(replace(seen, state="None", reason=NO_PASSWORD))
             return
-        if time.monotonic() < self._shared_until:
-            self._publish(self._shared_credentials(seen, secret))
+        if time.monotonic() < self._shared_until and self.seen is not None:
+            self._accept(secret)  # shared credentials have no users
+            self._publish(replace(seen, state="Shared", reason=self.seen.reason))
             return
         try:
-            await self._sync_users(secret)
+            await self._sync_users(secret, given)
         except CannotManageUsers as refusal:
             if config.redis_bundled:  # here the only login is the administrator's, so sharing is impossible
                 raise
-            self._shared, self._shared_until = f"The operator cannot create users: {refusal}", time.monotonic() + REFUSED_RETRY
-            self._publish(self._shared_credentials(seen, secret))
+            self._shared_until = time.monotonic() + REFUSED_RETRY
+            self._accept(secret)
+            self._publish(replace(seen, state="Shared", reason=f"The operator cannot create users: {refusal}"))
         except (LoginRefused, *REDIS_ERRORS):
             if self.seen is None:  # what was published before stays
                 self._publish(seen)
             raise
         else:
             self._accept(secret)
-            self._publish(replace(self._credentials_for_services(secret), state="PerService"))
+            self._publish(replace(self._credentials_for_services(secret, given), state="PerService"))
 
     def _accept(self, secret: SecretData) -> None:
-        if secret.credentials != self._accepted:
-            self._accepted, self._accepted_at = secret.credentials, time.monotonic()
+        if secret.credentials != self._accepted.credentials:
+            self._accepted = Accepted(secret.credentials, time.monotonic())
 
-    async def _sync_users(self, secret: SecretData) -> None:
+    async def _sync_users(self, secret: SecretData, given: Mapping[str, str]) -> None:
         """Make every node accept the passwords of `secret`, and no other passwords of ours."""
-        passwords = self._passwords(secret)
-        client = await self._connect(passwords)
+        passwords = self._administrator.list_passwords(given, secret)
+        client = await self._administrator.connect(given, passwords)
         try:
             if self._config.redis_bundled:
-                await set_own_passwords(client, self._config.redis_username, passwords)
-            wanted = desired_users(secret, self._services())
-            written = await self._users.reconcile(client, wanted, prefix_of(secret.installation))
+                await self._administrator.maintain(client, passwords)
+            written = await self._users.reconcile(client, desired_users(secret, self._services()), prefix_of(secret.installation))
             if written:
                 log.info("wrote %d redis users", written)
-            if self._config.redis_bundled and self._config.redis_url.startswith("rediss") and time.monotonic() >= self._reload_at:
-                await reload_certificate(client)
-                self._reload_at = time.monotonic() + RELOAD_PERIOD
         except REDIS_ERRORS:
-            await self._disconnect()
+            await self._administrator.disconnect()
             raise
 
-    def _passwords(self, secret: SecretData) -> tuple[str, ...]:
-        """Return the administrator's passwords, the current one first."""
-        if not self._config.redis_password_file:
-            return tuple(password for password in (secret.password, secret.previous_password) if password)
-        now, present = time.monotonic(), _read(self._config.redis_password_file).strip("\r\n")
-        self._mounted_passwords = {password: until for password, until in self._mounted_passwords.items() if until > now}
-        self._mounted_passwords[present] = now + self._config.rotation_grace
-        return present, *(password for password in self._mounted_passwords if password != present)
-
-    async def _connect(self, passwords: tuple[str, ...]) -> RedisClient:
-        config = self._config
-        authority = config.redis_ca_file or (f"{self._folder.name}/ca.crt" if "ca.crt" in config.redis_files else "")
-        access = RedisAccess(
-            config.redis_url,
-            config.redis_username,
-            ca_file=authority,
-            cert_file=config.redis_cert_file,
-            key_file=config.redis_key_file,
-            sentinel_username_file=config.redis_sentinel_username_file,
-            sentinel_password_file=config.redis_sentinel_password_file,
-        )
-        login = Login(access, passwords)
-        if self._administrator is None or self._administrator[0] != login:
-            await self._disconnect()
-            self._administrator = login, await log_in(login, Path(self._folder.name))
-        return self._administrator[1]
-
-    async def _disconnect(self) -> None:
-        if self._administrator is not None:
-            await self._administrator[1].close()
-            self._administrator = None
-
-    def _credentials_for_services(self, secret: SecretData) -> ObservedRedis:
+    def _credentials_for_services(self, secret: SecretData, given: Mapping[str, str]) -> ObservedRedis:
         """Return the credentials for services, while the kind of login is unknown."""
-        config = self._config
-        if "ca.crt" in config.redis_files and not config.redis_ca_file and secret.certificates is not None:
-            Path(self._folder.name, "ca.crt").write_text(secret.certificates.authority, encoding="utf-8")
-        paths = {"ca.crt": config.redis_ca_file or f"{self._folder.name}/ca.crt"}
-        paths |= {"tls.crt": config.redis_cert_file, "tls.key": config.redis_key_file}
-        paths |= {"sentinel-username": config.redis_sentinel_username_file, "sentinel-password": config.redis_sentinel_password_file}
-        files = {file: _read(path) for file, path in paths.items() if file in config.redis_files}
-        # Pods get no password that some node does not accept yet.
-        key = secret.previous_key if secret.rotating and secret.key not in self._accepted else secret.key
         login = {}
-        if config.redis_password_file and not config.redis_bundled:  # a bundled Redis has an administrator that no service may be
-            login = {"username": config.redis_username, "password": _read(config.redis_password_file).strip("\r\n")}
+        if "password" in given and not self._config.redis_bundled:  # a bundled Redis has an administrator that no service may be
+            username = given.get("username", self._administrator.given_username)
+            login = {"username": username.strip("\r\n"), "password": given["password"].strip("\r\n")}
+        files = {name: text for name, text in given.items() if name not in ("username", "password")}
+        # Pods get no password that some node does not accept yet.
+        key = secret.previous_key if secret.rotating and secret.key not in self._accepted.credentials else secret.key
         return ObservedRedis("", "", secret.installation, key, files, login)
-
-    def _shared_credentials(self, seen: ObservedRedis, secret: SecretData) -> ObservedRedis:
-        self._accept(secret)  # shared credentials have no users
-        return replace(seen, state="Shared", reason=self._shared)
 
     def _publish(self, seen: ObservedRedis) -> None:
         if seen != self.seen:
@@ -180,8 +138,3 @@ class CredentialsManager:
         if problem != self._problem:
             log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "no problem")
         self._problem = problem
-
-
-def _read(path: str) -> str:
-    """Return the text of a file. Raises OSError, which is one of REDIS_ERRORS."""
-    return Path(path).read_text(encoding="utf-8")

@@ -40,9 +40,6 @@ class DemandClient:
         timeout = aiohttp.ClientTimeout(total=wait + MARGIN, sock_connect=5.0)
         try:
             async with self._http.post(url, params=query, timeout=timeout) as answer:
-                if answer.status != 405:
-                    return await _parse(answer, url)
-            async with self._http.get(url, params=query, timeout=timeout) as answer:  # routers of earlier releases take no POST
                 return await _parse(answer, url)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DemandUnavailable(f"{url}: {type(error).__name__}: {error}") from None

@@ -70,7 +70,7 @@ class Applier:
     def _is_mounted(self, objects: Sequence[Mapping[str, Any]], secret: str) -> bool:
         """Return whether the live object of one of `objects` names a Secret."""
         keys = [(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"] != SECRETS.kind]
-        return any(secret in str(self._cache.child(self._owner, key)) for key in keys)
+        return any(repr(secret) in str(self._cache.child(self._owner, key)) for key in keys)
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
         if live is None:

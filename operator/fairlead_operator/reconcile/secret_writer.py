@@ -34,10 +34,9 @@ class SecretWriter:
         before, at = self._written.get(name, ("", 0.0))
         if before == wanted and now - at < REWRITE_PERIOD:
             return
-        if desired.get("immutable") and not before and is_mounted(name):
-            pass
-        elif desired.get("immutable"):
-            await self._create(desired)
+        if desired.get("immutable"):
+            if before or not is_mounted(name):
+                await self._create(desired)
         else:
             await self._cluster.apply(desired)
             if before != wanted:

@@ -60,7 +60,7 @@ def _find_refusal(service: InferenceService, observed: Observed, workers: Replic
     for replicas, component in ((workers, names.WORKER), (routers, names.ROUTER)):
         # An older ReplicaSet may still be refused pods when all pods of the present template exist.
         if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
-            return creation.make_failure_cause(*replicas.failure, component)
+            return creation.make_failure_cause(*replicas.failure, component, observed.deployments.get(component))
     return None
 
 

@@ -131,7 +131,7 @@ def _find_pod_cause(observed: Observed, workers: Replicas, routers: Replicas, en
     """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas, component in ((workers, names.WORKER), (routers, names.ROUTER)):
         if replicas.failure is not None and replicas.updated < replicas.desired:
-            return creation.make_failure_cause(*replicas.failure, component)
+            return creation.make_failure_cause(*replicas.failure, component, observed.deployments.get(component))
     for component, replicas in ((names.WORKER, workers), (names.ROUTER, routers)):
         if not replicas.complete:
             cause = causes.find_worst_cause(observed.pods, component, _revision(observed, component), observed.pod_events, ended_after)

@@ -19,8 +19,14 @@ def find_unsupported(service: InferenceService, served: Collection[str], unknown
     `served`: the optional kinds that the cluster serves. `unknown`: the kinds for which no answer has come yet.
     """
     engine = service.spec.engine
-    ranks, nodes = engine.tensor_parallel, engine.nodes
+    stages, nodes = service.spec.pipeline_stages, engine.nodes
+    ranks = engine.tensor_parallel * stages
     stays = "The running pods stay unchanged."
+    if stages > 1 and ranks > MAX_GPUS_PER_NODE:
+        return REASON, (
+            f"spec.engine.tensorParallel times the pipeline stages in spec.engine.args is {ranks}, and a pod's GPUs are one node's: "
+            f"set {MAX_GPUS_PER_NODE} or less. {stays}"
+        )
     if ranks > MAX_GPUS_PER_NODE * nodes:
         over = f" over {nodes} nodes" if nodes > 1 else ""
         return REASON, (

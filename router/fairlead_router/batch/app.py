@@ -11,7 +11,7 @@ from aiohttp import web
 
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.origins import FOREIGN
-from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.records import BatchRecord, new_id
 from fairlead_router.batch.requests import choose_page, lifetime_seconds, parse_batch, window_seconds
@@ -42,14 +42,14 @@ class BatchApp:
         self,
         store: Store,
         runner: Runner,
-        config: BatchConfig,
         secret: SharedSecret,
         metrics: BatchMetrics,
         on_conflict: Callable[[], None],
+        limits: BatchLimits = LIMITS,
     ) -> None:
-        self._store, self._runner, self._config, self._secret, self._metrics = store, runner, config, secret, metrics
+        self._store, self._runner, self._limits, self._secret, self._metrics = store, runner, limits, secret, metrics
         self._on_conflict = on_conflict
-        self._uploads = Uploads(store, config)
+        self._uploads = Uploads(store, limits)
 
     def create(self) -> web.Application:
         app = web.Application(middlewares=[self._answer_errors], client_max_size=MAX_BODY_BYTES)
@@ -76,7 +76,7 @@ class BatchApp:
             if request.method not in ("GET", "HEAD") and "origin" in request.headers:  # routers send none
                 raise ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin")
             if request.path not in _PUBLIC and self._secret.is_required:
-                credential = read_credential(request.headers.get("authorization", "").encode(), b"")
+                credential = read_credential([(b"authorization", request.headers.get("authorization", "").encode())])
                 if not self._secret.matches(credential):
                     raise ApiError(401, "Only the routers of the service may connect here.", code="invalid_api_key")
             return await handler(request)
@@ -138,7 +138,7 @@ class BatchApp:
 
     async def _create_batch(self, request: web.Request) -> web.StreamResponse:
         tenant, new = _tenant(request), parse_batch(await request.read())
-        lifetime = lifetime_seconds(new.output_expires_after, self._config.retention, "output_expires_after")
+        lifetime = lifetime_seconds(new.output_expires_after, self._limits.retention, "output_expires_after")
         file = self._store.file(tenant, new.input_file_id)
         if file.purpose != "batch":
             raise ApiError(

@@ -1,11 +1,29 @@
 """Configuration of `fairlead-batch`: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win)."""
 
+from dataclasses import dataclass
+
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 
 DAY = 86_400
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """What a tenant may store (docs/guides/batch.md). No flag changes these."""
+
+    max_file_bytes: int = 200 << 20
+    max_lines: int = 50_000  # of a batch
+    max_line_bytes: int = 4 << 20
+    max_batches: int = 1000  # ended ones included
+    max_files: int = 5000
+    max_stored_bytes: int = 50 << 30  # above it uploads and batches are refused
+    retention: int = 30 * DAY  # seconds until files expire, and until ended batches are removed
+
+
+LIMITS = BatchLimits()
 
 
 class BatchConfig(BaseSettings):
@@ -31,13 +49,6 @@ class BatchConfig(BaseSettings):
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8090, ge=0, le=65535, description="port to listen on (0: any free one)")
     max_concurrency: int = Field(64, ge=1, le=4096, description="most lines in flight; fewer while the service is busy")
-    max_file_bytes: int = Field(200 << 20, ge=1024, description="largest uploaded file, bytes")
-    max_lines: int = Field(50_000, ge=1, le=1_000_000, description="most lines of a batch")
-    max_line_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="longest line of a batch, bytes")
-    max_batches: int = Field(1000, ge=1, description="most stored batches of a tenant, ended ones included")
-    max_files: int = Field(5000, ge=1, description="most stored files of a tenant")
-    max_stored_bytes: int = Field(50 << 30, ge=1024, description="stored bytes of a tenant above which uploads and batches are refused")
-    retention: int = Field(30 * DAY, ge=60, description="seconds until files expire, and until ended batches are removed")
     log_level: LogLevel = Field("INFO", description="least important lines that are logged")
     log_format: LogFormat = Field("text", description="json: one JSON object a line")
 

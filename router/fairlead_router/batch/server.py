@@ -42,13 +42,13 @@ async def serve(config: BatchConfig) -> None:
     secret, metrics = SharedSecret(config.secret_file), BatchMetrics()
     limit = ConcurrencyLimit(config.max_concurrency)
     metrics.concurrency.set_function(lambda: limit.limit)
-    store = Store(create_storage(config.storage), config)
+    store = Store(create_storage(config.storage))
     await store.load()
     slots = Slots(limit)
     certificate = RouterCertificate(config.router_certfile) if config.router_certfile else None
     async with LineClient(config.router_url, secret, certificate) as client:
-        runner = Runner(store, client, slots, config, metrics, on_conflict)
-        app = BatchApp(store, runner, config, secret, metrics, on_conflict).create()
+        runner = Runner(store, client, slots, metrics, on_conflict)
+        app = BatchApp(store, runner, secret, metrics, on_conflict).create()
         http = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await http.setup()
         cleaning = asyncio.create_task(_clean(store))

@@ -14,7 +14,9 @@ from urllib.parse import parse_qs
 import msgspec
 from jinja2 import Environment, FileSystemLoader
 
+from fairlead_common.http.client_connection import Request
 from fairlead_common.http.origins import is_foreign
+from fairlead_common.http.response import Reply
 from fairlead_index.reader import IndexUnavailable
 from fairlead_router.console.fleet import COLUMNS, MAX_PODS, describe_fleet, name_of
 from fairlead_router.console.prefixes import describe_prefixes
@@ -22,11 +24,9 @@ from fairlead_router.console.schedule import draw_schedule, find_pod
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.interop.index_lookups import IndexLookups
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import Call, RequestHead
 from fairlead_router.router import Router
-from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
-from fairlead_router.wire.client_connection import Request
-from fairlead_router.wire.response import Reply
+from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest, read_credential
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Console:
         token = _find_cookie(request, self._cookie)
         if token and (caller := self._keys.find(read_digest(token))) is not None and is_valid(token, caller.secret, time.time()):
             return caller
-        credential = Call.from_request(request).credential
+        credential = read_credential(request.headers)
         return self._keys.find(digest(credential)) if credential else None
 
     async def _post(self, path: str, request: Request, reply: Reply) -> None:
@@ -125,7 +125,7 @@ class Console:
         if foreign or fetched.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
             self._send(reply, 403, "message.html", message="Another site sent this form.")
             return
-        call = Call.from_request(request)
+        call = Call(RequestHead.read(request))
         try:
             await call.read_body(request, MAX_FORM_BYTES)
             if path == "/ui/logout" or not self._keys.is_required:

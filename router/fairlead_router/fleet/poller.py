@@ -191,7 +191,7 @@ class Poller:
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
         worker.max_running, worker.fallback = load.max_running, load.fallback
-        worker.runs_shortest_first = load.scheduling_policy == "sjf"
+        worker.runs_cached_first = load.scheduling_policy == "lpm"
         self._table.set_runtime(worker, load.runtime)
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation

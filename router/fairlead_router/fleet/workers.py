@@ -121,8 +121,8 @@ class Worker:
         """When this router's prompts will be computed, by the measured rate."""
         self.max_running = 0
         """Most requests that it runs concurrently, as reported; 0: unknown."""
-        self.runs_shortest_first = False
-        """Its engine computes the waiting prompts by their work (`sjf`); False: by arrival, or unknown."""
+        self.runs_cached_first = False
+        """Its engine computes the prompts first that it caches most of (`lpm`); False: by arrival, or unknown."""
         self.check_requested = asyncio.Event()
         self.marked_unhealthy = False
         """A request failed there since the last check began, so that check's answer may be older than the failure."""
@@ -263,10 +263,6 @@ class WorkerTable:
         """Return the worker that every router would choose for a place on the hash ring, among the addresses in `allowed`."""
         address = self._ring.home(place, allowed)
         return self._workers[address] if address is not None else None
-
-    def homes(self, place: int, count: int, allowed: Container[str]) -> list[str]:
-        """Return `Ring.homes` of the workers' addresses."""
-        return self._ring.homes(place, count, allowed)
 
     def set_runtime(self, worker: Worker, runtime: str) -> None:
         """Record which engine the worker reports; empty: Fairlead's own."""

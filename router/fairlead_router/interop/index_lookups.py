@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from fairlead_common.fair_slots import FairSlots
-from fairlead_index.groups import create_reader
+from fairlead_index.reader import IndexReader
 from fairlead_router.errors import overloaded
+from fairlead_router.routing.chooser import Ranking
 from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
-from fairlead_router.routing.ranking import Ranking
+from fairlead_router.routing.prefix_aware import PrefixAware
+from fairlead_router.routing.prefix_lookup import IndexConfig
 
 REPLY_SECONDS: Final = 1.0
 """Deadline of a read. No request waits for it, so it may take longer than a read for routing."""
@@ -27,7 +28,7 @@ class IndexLookups:
 
     def __init__(self, policy: PrefixAware, index: IndexConfig) -> None:
         self._policy, self._slots = policy, FairSlots(1)
-        self._reader = create_reader(index.redis, index.namespace, index.groups, policy.trust, REPLY_SECONDS)
+        self._reader = IndexReader(index.redis, index.namespace, REPLY_SECONDS, policy.trust)
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
@@ -51,7 +52,7 @@ class IndexLookups:
 
         The mirror of a large fleet names the deepest holders only. Raises IndexUnavailable.
         """
-        if self._policy.is_mirror_preferred:
+        if self._policy.prefers_copy:
             return self._policy.predict(RoutingRequest(hashes=hashes))
         return await self.match(hashes)
 

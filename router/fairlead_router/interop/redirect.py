@@ -67,16 +67,18 @@ class Redirector:
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
         """Return the redirect of a request. Waits for a worker while there is none; raises ApiError 503 when that takes too long."""
         assert call.account is not None
-        ticket = Ticket(call.account, call.caller.effective_priority(prompt.params.priority), prompt.length, call.reserved_bytes)
+        priority = call.caller.effective_priority(prompt.params.priority)
+        request = build_routing_request(prompt, call.caller, call.head.session)
+        ticket = Ticket(call.account, priority, prompt.length, call.reserved_bytes, request=request)
         try:
-            choice = await self._proxy.choose(build_routing_request(prompt, call.caller, call.session), Attempts(), (), ticket, call.path)
+            choice = await self._proxy.choose(ticket, Attempts(), (), call.head.path)
         finally:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
-        call.worker, call.predicted_tokens = worker.address, choice.predicted
+        call.outcome.worker, call.outcome.predicted_tokens = worker.address, choice.predicted
         worker.pending_tokens += pending
         asyncio.get_running_loop().call_later(PENDING_SECONDS, _remove_pending, worker, pending)
-        return Redirect(b"http://" + worker.address.encode() + call.path.encode(), choice)
+        return Redirect(b"http://" + worker.address.encode() + call.head.path.encode(), choice)
 
 
 def _remove_pending(worker: Worker, pending: int) -> None:

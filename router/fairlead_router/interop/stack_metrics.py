@@ -45,17 +45,17 @@ class StackMetrics(Collector):
     def record(self, call: Call) -> None:
         """Record a finished request with a prompt."""
         self._incoming += 1
-        if not call.worker or call.first_byte_at is None:
+        if not call.outcome.worker or call.outcome.first_byte_at is None:
             return
         now = self._clock()
-        took = now - call.started_at
-        server = self._servers.setdefault(call.worker, _WorkerStats())
+        took = now - call.head.started_at
+        server = self._servers.setdefault(call.outcome.worker, _WorkerStats())
         server.recent.append((now, took))
         self._trim(server, now)
-        server.prompt_tokens += call.prompt_tokens or 0
-        if call.cached_tokens is not None:
-            server.reported_tokens += call.prompt_tokens or 0
-            server.cached_tokens += call.cached_tokens
+        server.prompt_tokens += call.outcome.prompt_tokens or 0
+        if call.outcome.cached_tokens is not None:
+            server.reported_tokens += call.outcome.prompt_tokens or 0
+            server.cached_tokens += call.outcome.cached_tokens
         server.buckets[next((at for at, bound in enumerate(LATENCY) if took <= bound), len(LATENCY))] += 1
         server.seconds += took
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from fairlead_common.json_size import JsonSize
+from fairlead_common.json_size import JsonSize, read_float
 from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptTooLong
 from fairlead_common.protocols.chats import needs_conversion, read_chat
@@ -99,7 +99,7 @@ class Encoded(NamedTuple):
     """Least number of tokens of a prompt that exceeds the longest context; 0 for any other."""
 
 
-_decoder = msgspec.json.Decoder(Body)
+_decoder = msgspec.json.Decoder(Body, float_hook=read_float)
 
 
 def read_fields(path: str, raw: bytes, session: str, has_canaries: bool, size: JsonSize) -> tuple[Fields, Body]:

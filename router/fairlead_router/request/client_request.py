@@ -3,23 +3,23 @@
 import asyncio
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from fairlead_common.http.client_connection import Request
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_index.score import StartEstimate
 from fairlead_router.config import NOT_FORWARDED
 from fairlead_router.errors import ApiError, Headers
-from fairlead_router.request.price import price_of_pieces
+from fairlead_router.request.price import price_of_cpu, price_of_pieces
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.shared_secret import TENANT_HEADER
-from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, read_credential
+from fairlead_router.tenancy.tenants import ANONYMOUS, Caller
 from fairlead_router.tenancy.usage import UsageMeter
-from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.held_stream import HeldStream
 
 FREE_PIECES: Final = 256
@@ -33,19 +33,17 @@ LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 
 
-@dataclass(slots=True)
-class Call:
-    """One request and its outcome."""
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What the client sent before the body, without its credential."""
 
     method: str
     path: str
     id: str
     forwarded_headers: Headers
     """The client's headers for the worker, without hop-by-hop headers, credentials, and names that the router sets itself."""
-    length: int | None
-    session: str
-    credential: bytes = field(default=b"", repr=False)
-    """The client's API key, until it is authenticated."""
+    length: int | None = None
+    session: str = ""
     encoding: bytes = b""
     """The client's Content-Encoding."""
     acts_for: str | None = None
@@ -53,53 +51,13 @@ class Call:
     requested_class: str = ""
     """Service class that the client names in X-SLO-Class."""
     started_at: float = field(default_factory=monotonic)
-    body: bytes = b""
-    status: int = 0
-    attempts: int = 0
-    prompt_tokens: int | None = None
-    predicted_tokens: int | None = None
-    cached_tokens: int | None = None
-    worker: str = ""
-    other_service: str = ""
-    """Service that the request was forwarded to; empty: this one's."""
-    model: str = ""
-    """Model name that the worker must serve; empty where every worker does."""
-    candidates: Sequence[StartEstimate] = ()
-    """The workers that the last choice compared, best first; empty unless the web console shows them."""
-    hashes: Sequence[int] = ()
-    """Block hashes of the prompt that was sent to a worker."""
-    chosen_at: float = 0.0
-    first_byte_at: float | None = None
-    bytes_out: int = 0
-    ending: str = "ok"
-    """`ok`, `client_gone` or `broken`."""
-    refused: bool = False
-    caller: Caller = ANONYMOUS
-    is_from_batch_server: bool = False
-    """Authenticated with the secret that this service's routers and batch server share."""
-    account: Account | None = None
-    service_class: ServiceClass | None = None
-    worker_headers: Headers = field(default_factory=list)
-    """The router's own headers for the worker."""
-    meter: UsageMeter | None = None
-    """Reads the answer's token usage; None where usage is not counted."""
-    held_stream: HeldStream | None = None
-    """Keep-alive side of a stream; None for other requests."""
-    body_budget: InflightBodyBudget | None = None
-    reserved_bytes: int = 0
-    """Bytes of the body that are counted in `body_budget`."""
-    span: Span = NO_SPAN
-    trace_headers: Headers = field(default_factory=list)
-    """Headers that continue the trace at the worker; empty without tracing: then the client's are forwarded."""
-    trace_id: str = ""
-    """Trace that the request belongs to, for the log."""
 
     @classmethod
-    def from_request(cls, request: Request, session_header: bytes = SESSION) -> "Call":
-        """Read a request. `session_header`: in lower case; the header that names the session."""
+    def read(cls, request: Request, session_header: bytes = SESSION, kept: Collection[bytes] = ()) -> "RequestHead":
+        """Read a request. `session_header`: in lower case; the header that names the session. `kept`: further headers that end here."""
         forwarded: Headers = []
-        client_id, session, length, encoding, authorization, key, requested_class = "", "", None, b"", b"", b"", ""
-        hop_by_hop: set[bytes] = set()
+        client_id, session, length, encoding, requested_class = "", "", None, b"", ""
+        hop_by_hop: set[bytes] = set(kept)
         acts_for: str | None = None
         for header in request.headers:
             name, value = header
@@ -116,34 +74,79 @@ class Call:
                 length = int(value) if value.isdigit() else None
             elif name == b"x-request-id":
                 client_id = value.decode("latin-1")
-            elif name == b"authorization":
-                authorization = value
-            elif name == b"x-api-key":
-                key = value
             elif name == b"x-slo-class":
                 requested_class = value.decode("latin-1").strip()
             elif name == b"connection":
                 hop_by_hop.update(word.strip().lower() for word in value.split(b","))
-        if hop_by_hop:  # these headers are hop-by-hop (RFC 9110, 7.6.1)
+        if hop_by_hop:  # headers that `connection` names are hop-by-hop (RFC 9110, 7.6.1)
             forwarded = [(name, value) for name, value in forwarded if name not in hop_by_hop]
         # The query is left out: no path here takes one, and some clients put their key there.
-        return cls(
-            request.method,
-            request.path,
-            choose_request_id(client_id),
-            forwarded,
-            length,
-            session,
-            read_credential(authorization, key),
-            encoding,
-            acts_for,
-            requested_class,
-        )
+        id = choose_request_id(client_id)
+        return cls(request.method, request.path, id, forwarded, length, session, encoding, acts_for, requested_class)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request, for the access log, metrics and the web console."""
+
+    status: int = 0
+    ending: str = "ok"
+    """`ok`, `client_gone` or `broken`."""
+    attempts: int = 0
+    worker: str = ""
+    other_service: str = ""
+    """Service that the request was forwarded to; empty: this one's."""
+    model: str = ""
+    """Model name that the worker must serve; empty where every worker does."""
+    prompt_tokens: int | None = None
+    predicted_tokens: int | None = None
+    cached_tokens: int | None = None
+    candidates: Sequence[StartEstimate] = ()
+    """The workers that the last choice compared, best first; empty unless the web console shows them."""
+    hashes: Sequence[int] = ()
+    """Block hashes of the prompt that was sent to a worker."""
+    chosen_at: float = 0.0
+    first_byte_at: float | None = None
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, and what each phase finds out about it."""
+
+    head: RequestHead
+    outcome: Outcome = field(default_factory=Outcome)
+    span: Span = NO_SPAN
+    trace_id: str = ""
+    """Trace that the request belongs to, for the log."""
+
+    # Set by RequestHandler.authenticate and select_class.
+    caller: Caller = ANONYMOUS
+    account: Account | None = None
+    is_from_batch_server: bool = False
+    """Authenticated with the secret that this service's routers and batch server share."""
+    service_class: ServiceClass | None = None
+
+    body: bytes = b""
+    body_budget: InflightBodyBudget | None = None
+    reserved_bytes: int = 0
+    """Bytes of the body that are counted in `body_budget`."""
+
+    is_counted: bool = False
+    """Demand counts the request until it ends."""
+
+    # Set by RequestHandler.forward.
+    worker_headers: Headers = field(default_factory=list)
+    """The router's own headers for the worker."""
+    meter: UsageMeter | None = None
+    """Reads the answer's token usage; None where usage is not counted."""
+    held_stream: HeldStream | None = None
+    """Keep-alive side of a stream; None for other requests."""
 
     @property
     def is_held(self) -> bool:
         """Whether the client has got keep-alives, and no byte of a worker's answer yet."""
-        return self.held_stream is not None and self.held_stream.has_started and self.first_byte_at is None
+        return self.held_stream is not None and self.held_stream.has_started and self.outcome.first_byte_at is None
 
     @property
     def is_best_effort(self) -> bool:
@@ -178,12 +181,12 @@ class Call:
         Raises ApiError: 413 before reading if the announced length exceeds `limit`, or once the received bytes do; 415 for a compressed
         body, which would evade that limit.
         """
-        if self.encoding not in (b"", b"identity"):
-            message = f"The request body has Content-Encoding {self.encoding.decode('latin-1')[:100]!r}; send it without one."
+        if self.head.encoding not in (b"", b"identity"):
+            message = f"The request body has Content-Encoding {self.head.encoding.decode('latin-1')[:100]!r}; send it without one."
             raise ApiError(
                 415, message, code="unsupported_encoding", headers=[(b"accept-encoding", b"identity"), (b"connection", b"close")]
             )
-        if self.length is not None and self.length > limit:
+        if self.head.length is not None and self.head.length > limit:
             raise self.too_large(limit, reason)
         try:
             while not request.is_complete and request.received <= limit:
@@ -191,6 +194,8 @@ class Call:
                 await request.wait_for_body()
         finally:
             self.pay_for_pieces(request)
+            if not request.is_complete and self.account is not None:  # its client has left, or it is refused
+                self.account.use(price_of_cpu(request.received, 0.0))
         if request.received > limit:
             raise self.too_large(limit, reason)
         self.reserve_body(request.received)
@@ -203,7 +208,7 @@ class Call:
 
     def too_large(self, limit: int, reason: str) -> ApiError:
         """Return the 413 for a body beyond `limit` bytes."""
-        size = f"is {self.length} bytes" if self.length is not None else "has no announced length and"
+        size = f"is {self.head.length} bytes" if self.head.length is not None else "has no announced length and"
         message = f"The request body {size} exceeds the limit of {limit} bytes ({reason})."
         return ApiError(
             413, message.replace("bytes exceeds", "bytes: it exceeds"), code="request_too_large", headers=[(b"connection", b"close")]

@@ -86,7 +86,7 @@ class ParserProcess:
 
     def finish(self) -> None:
         """Let the process forget the body."""
-        self._send(Finish())
+        self._ask(Finish(), None, Valid)
 
     def kill(self) -> None:
         """End the process. A method that waits for it in another thread raises."""
@@ -158,17 +158,25 @@ class ParserPool:
             if process is None or process.has_ended:  # the system may end one that is idle
                 process = self._processes[slot] = ParserProcess(self._cache)
             try:
-                return job(process)
-            finally:
+                result = job(process)
+            except ApiError:
                 process.finish()
-                self._used[slot] = process.take_cpu_seconds()
-        except (OSError, EOFError):
-            if process is not None:
+                raise
+            process.finish()
+            return result
+        except ApiError:
+            raise
+        except Exception as error:
+            if process is not None:  # a late answer in its pipe would be taken for that of the next job
                 self._processes.pop(slot, None)
                 with contextlib.suppress(OSError):
                     process.close()
+            if isinstance(error, OSError | EOFError):
+                raise _ended() from None
+            raise
+        finally:
+            if process is not None:
                 self._used[slot] = process.take_cpu_seconds()
-            raise _ended() from None
 
 
 def _ended() -> ApiError:

@@ -68,7 +68,7 @@ class Encode(msgspec.Struct, tag=True):
 
 
 class Finish(msgspec.Struct, tag=True):
-    """Forget the body. It has no answer."""
+    """Forget the body, and return its memory to the system. Answered with `Valid`: the tenant pays for this too."""
 
 
 class Valid(msgspec.Struct, tag=True):
@@ -118,17 +118,11 @@ class Parser:
                     if len(self._encoders) > MAX_FORMATS:
                         self._encoders.popitem(last=False)
                     for_itself += time.process_time() - began
-                case Finish():
-                    began = time.process_time()
-                    self._body, self._fields = Body(), None
-                    limit_resources(None)
-                    trim_heap()
-                    for_itself += time.process_time() - began
                 case message:
                     answer = self._answer(message, connection)
                     connection.send_bytes(msgspec.msgpack.encode((time.process_time() - for_itself, answer)))
 
-    def _answer(self, message: Read | Validate | Encode, connection: Connection) -> Fields | Valid | Refusal | Tokens:
+    def _answer(self, message: Read | Validate | Encode | Finish, connection: Connection) -> Fields | Valid | Refusal | Tokens:
         try:
             match message:
                 case Read(path, session, has_canaries, max_tokens):
@@ -145,6 +139,11 @@ class Parser:
                 case Encode(name, encoding):
                     limit_resources(encoding.max_tokens)
                     return self._encode(self._encoders[name], encoding)
+                case Finish():
+                    self._body, self._fields = Body(), None
+                    limit_resources(None)
+                    trim_heap()
+                    return Valid()
         except JsonTooLarge as error:
             return _refuse(validation.too_large(error))
         except ApiError as error:

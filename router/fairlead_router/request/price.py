@@ -1,7 +1,8 @@
 """The price of reading a body, in tokens of the tenant's quota. It is paid whether or not the request is refused.
 
 A token of the quota buys 4 µs of the router's CPU: an ordinary short request (128 tokens) takes about 0.5 ms. So a tenant causes no more
-work by refused requests than by answered ones. The constants are µs of CPU, measured with `python -m bench router/parsing_cost`.
+work by refused requests than by answered ones. The constants are µs of CPU, measured in November 2026.
+`python -m bench router/hostile_clients` compares the price of each kind of input with its CPU time.
 """
 
 from typing import Final
@@ -18,12 +19,18 @@ MOVED: Final = 0.0015
 """A byte that is received, and for a large body copied to the process that reads it."""
 PIECE: Final = 0.45
 """A chunk of a chunked body, or another piece in which it is parsed."""
+MESSAGE: Final = 100.0
+"""A gateway's message with a piece of a body."""
 FORWARDED: Final = 500.0
 """A request that the batch server answers."""
+REFUSED: Final = 100.0
+"""A request that the router refuses, beside its reading: its connection, head and error."""
 TOKENIZED: Final = 1.0
 """A token of a prompt, tokenized and hashed."""
 
 TOKEN_PRICE: Final = TOKENIZED / MICROSECONDS_A_TOKEN
+MESSAGE_PRICE: Final = MESSAGE / MICROSECONDS_A_TOKEN
+REFUSED_PRICE: Final = REFUSED / MICROSECONDS_A_TOKEN
 
 
 def price_of(size: int, nodes: JsonSize, tokens: int) -> float:
@@ -42,5 +49,5 @@ def price_of_pieces(pieces: int) -> float:
 
 
 def price_of_report(header: bytes | None) -> float:
-    """Return the price of the CPU time that a worker reports for its work before the engine, as for a grammar, in milliseconds."""
+    """Return the price of the CPU time, in milliseconds, that a worker reports for its work before the engine: the body, the grammar."""
     return 1000 * int(header) / MICROSECONDS_A_TOKEN if header is not None and header.isdigit() and len(header) <= 6 else 0.0

@@ -42,6 +42,10 @@ THREAD_OBJECTS: Final = 4096
 """Objects, lists and keys up to which a body of at most LARGE bytes is decoded in a thread. It holds Python's lock for 1 to 2 ms."""
 
 
+COUNTED_SECONDS: Final = 0.001
+"""CPU time of reading in a thread up to which a body costs what is counted in it. Beyond, it may have what is not counted: JSON in the
+arguments of its tool calls, or a text that is tokenized in pieces first."""
+
 Result = TypeVar("Result")
 
 
@@ -218,11 +222,14 @@ class Prompts:
         return size if size.objects <= THREAD_OBJECTS else None
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, size: JsonSize) -> Prompt:
+        began = thread_time()
         fields, body = read_fields(path, raw, session, self._canary_for is not None, size)
         prompt, known, encoding = self._plan(fields, len(raw), salt_of)
-        if known is None or encoding is None:
-            return prompt
-        return _with_encoded(prompt, known, encoding, encode(fields.path, body, known.encoder, encoding))
+        if known is not None and encoding is not None:
+            prompt = _with_encoded(prompt, known, encoding, encode(fields.path, body, known.encoder, encoding))
+        if (cpu := thread_time() - began) > COUNTED_SECONDS:
+            return msgspec.structs.replace(prompt, price=max(prompt.price, price_of_cpu(len(raw), cpu)))
+        return prompt
 
     def _read_in_process(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, process: ParserProcess) -> Prompt:
         fields = process.read(path, raw, session, self._canary_for is not None, self._formats.longest_prompt())

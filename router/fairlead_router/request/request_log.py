@@ -53,26 +53,26 @@ class RequestLog:
     def record(self, call: Call, now: float) -> None:
         """Store an ended request. `now`: monotonic seconds."""
         tenant = call.caller.tenant.name
-        self.prefixes.record(tenant, call.hashes)
-        is_timed = call.held_stream is not None and call.first_byte_at is not None and call.chosen_at > 0
+        self.prefixes.record(tenant, call.outcome.hashes)
+        is_timed = call.held_stream is not None and call.outcome.first_byte_at is not None and call.outcome.chosen_at > 0
         self._records.setdefault(tenant, deque()).append(
             RequestRecord(
                 time.time(),
-                call.id,
+                call.head.id,
                 tenant,
-                call.path,
-                call.model,
+                call.head.path,
+                call.outcome.model,
                 call.class_name,
-                call.worker,
-                call.candidates,
-                (call.first_byte_at or 0.0) - call.chosen_at if is_timed else None,
-                call.predicted_tokens,
-                call.cached_tokens,
-                call.prompt_tokens,
-                call.attempts,
-                call.status,
-                call.ending,
-                now - call.started_at,
+                call.outcome.worker,
+                call.outcome.candidates,
+                (call.outcome.first_byte_at or 0.0) - call.outcome.chosen_at if is_timed else None,
+                call.outcome.predicted_tokens,
+                call.outcome.cached_tokens,
+                call.outcome.prompt_tokens,
+                call.outcome.attempts,
+                call.outcome.status,
+                call.outcome.ending,
+                now - call.head.started_at,
             )
         )
         self._count += 1

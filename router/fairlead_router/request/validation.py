@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from fairlead_common.errors import exceeds_context, too_many_tokens
-from fairlead_common.json_size import JsonTooLarge
+from fairlead_common.json_size import JsonTooLarge, read_float
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
@@ -60,6 +60,9 @@ DECODING: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of the decoders."""
 
 
+_DECODER: Final = msgspec.json.Decoder(dict[str, Any], float_hook=read_float)
+
+
 def decode_error(error: Exception) -> ApiError:
     """Return a decoder's error as a 400 that names the field. `error`: one of DECODING."""
     if isinstance(error, msgspec.ValidationError):
@@ -86,7 +89,7 @@ def too_long(path: str, min_tokens: int, longest: int) -> ApiError:
 def check(path: str, raw: bytes) -> None:
     """Raise ApiError 400 for a body that no worker would accept. Its size is one that `check_json` allows."""
     try:
-        body = msgspec.json.decode(raw, type=dict[str, Any])
+        body = _DECODER.decode(raw)
         if needs_conversion(path):
             try:
                 read_chat(path, raw)

@@ -6,10 +6,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from fairlead_index.score import SLACK, StartEstimate
+from fairlead_index.score import StartEstimate
 
 EXPIRY_SECONDS: Final = 60.0
 """Time after which a prompt no longer counts, as for a reservation: the answer to a redirected client is not seen here."""
+
+SLACK: Final = 1.25
+"""A worker that computes a part of the prompt is preferred if it starts the prompt at most this factor later than the best."""
 
 
 class _Sent(NamedTuple):

@@ -1,18 +1,19 @@
-"""Prefixes that a router knows beyond its mirror while Redis is away: those that it sent itself, and those at their homes."""
+"""Prefixes that a router knows without Redis, beyond its mirror: those that it sent itself, and those at their homes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from fairlead_index.mirror.prefix_table import PrefixTable
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.routing.local_fallback import HomeOf
 
+HomeOf = Callable[[int], Worker | None]
+"""Return the worker that every router would choose for a block's hash; None if no eligible worker exists."""
 MAX_BLOCKS: Final = 500_000
 """Distinct blocks that are remembered, about 50 MB. Beyond it, all are forgotten: the newest ones come again with the next requests."""
 
 
 class SentPrefixes:
-    """Prompts that this router sent since Redis went away. Which of them a worker evicts meanwhile is unknown."""
+    """Prompts that this router sent since Redis went away, or at all. Which of them a worker evicts meanwhile is unknown."""
 
     def __init__(self) -> None:
         self._table = PrefixTable()
@@ -44,7 +45,9 @@ def expect_at_homes(
 ) -> dict[str, int]:
     """Return `held`, with the prefixes that other routers may have sent meanwhile: those longer than any known one, at their homes.
 
-    All routers compute the same homes (see `choose_soonest`), so a prefix that no router has sent yet goes there too.
+    Each power-of-two depth has a home: the worker that its last block hashes to. All routers compute the same homes, so a prefix that no
+    router has sent yet goes there too. A conversation stays at its home until it is twice as long, and a prefix that all prompts share
+    attracts them by no more than the prefill it saves.
     """
     expected, deepest = dict(held), max(held.values(), default=0)
     for level in range(len(hashes).bit_length()):

@@ -1,8 +1,8 @@
 """Admission control: when a request may go to a worker.
 
 Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in four seconds, or
-16 requests: so it never idles, and can choose the shortest of them. The others wait in the router's queue, which has the same order and
-knows priorities and tenants. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own,
+16 requests: so it never idles, and can choose the best cached of them. The others wait in the router's queue, which knows priorities,
+tenants and work. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own,
 behind it.
 """
 

@@ -9,12 +9,11 @@ class Attempts:
     | an attempt ends with | the same worker |
     | --- | --- |
     | no connection: the worker never saw the request | may be retried after a health check finds it ready |
-    | a withdrawal before the request started | is chosen again only if no other worker is left |
     | a lost connection before the answer's head | is retried once, on a new connection, if no other worker is left |
     | a second loss | has failed this request, if its next health check finds it ready; else it was terminating |
     """
 
-    __slots__ = ("_ended", "excluded", "failed", "lost", "was_withdrawn")
+    __slots__ = ("_ended", "excluded", "failed", "lost")
 
     def __init__(self) -> None:
         self.excluded: set[tuple[str, int]] = set()
@@ -23,10 +22,8 @@ class Attempts:
         """Workers that lost the request twice. While one of them is ready, the request does not wait."""
         self.lost = 0.0
         """Connections lost during this request. A worker that was already terminating counts for 0.5."""
-        self.was_withdrawn = False
-        """The request moved once. It does not move again."""
         self._ended: dict[tuple[str, int], str] = {}
-        """How the last attempt at a worker ended: `refused`, `lost` or `withdrawn`."""
+        """How the last attempt at a worker ended: `refused` or `lost`."""
 
     def begin(self, worker: Worker) -> bool:
         """Record an attempt. Return whether it needs a new connection, because the last one to this worker was lost."""
@@ -37,11 +34,6 @@ class Attempts:
     def record_refused(self, worker: Worker) -> None:
         """Record that no connection could be made."""
         self._ended.setdefault((worker.address, worker.generation), "refused")
-
-    def record_withdrawn(self, worker: Worker) -> None:
-        """Record that the worker let the request go because it would start earlier elsewhere."""
-        self.was_withdrawn = True
-        self._ended.setdefault((worker.address, worker.generation), "withdrawn")
 
     def record_lost(self, worker: Worker, weight: float, final: bool) -> None:
         """Record a connection lost before the answer's head. `final`: the worker has lost this request before."""

@@ -7,13 +7,13 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from fairlead_common.http.client_connection import STREAMED_BYTES, Request
+from fairlead_common.http.response import Reply
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import Call, linger
 from fairlead_router.request.price import FORWARDED, price_of_cpu
 from fairlead_router.serving.relay import relay_body
 from fairlead_router.tenancy.shared_secret import SharedSecret
-from fairlead_router.wire.client_connection import STREAMED_BYTES, Request
-from fairlead_router.wire.response import Reply
 
 ROOTS: Final = ("/v1/files", "/v1/batches")
 LONGEST_SECONDS: Final = 3600.0
@@ -40,22 +40,22 @@ class BatchForwarder:
 
     async def forward(self, call: Call, request: Request, reply: Reply) -> None:
         """Answer a request. Raises ApiError if the batch server does not answer."""
-        if not _PATH.fullmatch(call.path):
+        if not _PATH.fullmatch(call.head.path):
             raise ApiError(404, "There is no such path here: files and batches have ids of letters, digits, - and _.", code="not_found")
         if self._session is None:  # created here: it needs the running loop
             timeout = aiohttp.ClientTimeout(total=LONGEST_SECONDS, sock_connect=5)
             self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
-        headers = {name.decode(): value.decode("latin-1") for name, value in call.forwarded_headers if name in _FORWARDED}
+        headers = {name.decode(): value.decode("latin-1") for name, value in call.head.forwarded_headers if name in _FORWARDED}
         try:
             headers |= self._secret.headers(call.caller.tenant.name)
         except (OSError, ValueError):
             raise unavailable("The router's secret for the batch server cannot be read. Try again in 5 s.", retry_after=5) from None
         body = None
-        if request.method not in ("GET", "HEAD") and (call.length != 0) and not (request.is_complete and not request.received):
-            call.reserve_body(min(STREAMED_BYTES, STREAMED_BYTES if call.length is None else call.length))
+        if request.method not in ("GET", "HEAD") and (call.head.length != 0) and not (request.is_complete and not request.received):
+            call.reserve_body(min(STREAMED_BYTES, STREAMED_BYTES if call.head.length is None else call.head.length))
             body = _body(request)
-            if call.length is not None:
-                headers["content-length"] = str(call.length)
+            if call.head.length is not None:
+                headers["content-length"] = str(call.head.length)
         try:
             await self._exchange(call, request, reply, headers, body)
         finally:
@@ -67,13 +67,13 @@ class BatchForwarder:
         self, call: Call, request: Request, reply: Reply, headers: dict[str, str], body: AsyncIterator[bytes] | None
     ) -> None:
         assert self._session is not None
-        url = self._url.with_path(call.path, encoded=True).with_query(request.query.decode("latin-1"))
+        url = self._url.with_path(call.head.path, encoded=True).with_query(request.query.decode("latin-1"))
         try:
             async with self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False) as response:
                 await self._answer(call, request, reply, response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if reply.started:  # the truncated answer ends with its connection
-                call.ending = "broken"
+                call.outcome.ending = "broken"
                 return
             message = f"The batch server does not answer ({type(error).__name__}). Try again in 2 s."
             refusal = unavailable(message, retry_after=2)
@@ -82,9 +82,9 @@ class BatchForwarder:
             raise refusal from None
 
     async def _answer(self, call: Call, request: Request, reply: Reply, response: aiohttp.ClientResponse) -> None:
-        call.status = response.status
+        call.outcome.status = response.status
         headers: Headers = [(name.encode(), response.headers[name].encode()) for name in _RETURNED if name in response.headers]
-        headers.append((b"x-request-id", call.id.encode()))
+        headers.append((b"x-request-id", call.head.id.encode()))
         is_early = not request.is_complete and request.method not in ("GET", "HEAD")
         if is_early:
             headers.append((b"connection", b"close"))
@@ -97,7 +97,7 @@ class BatchForwarder:
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
     """Yield the client's body as it arrives. Reading from the client pauses while the batch server does not read."""
-    request.is_streamed = True
+    request.is_streamed = request.extends_timeout = True
     while True:
         if piece := request.take():
             yield piece

@@ -116,10 +116,10 @@ class Demand:
         """Record the end of a request, whatever its outcome."""
         self._active -= 1
         self._last = self._clock()
-        if call is not None and call.first_byte_at is not None:
-            self._answer_seconds += (monotonic() - call.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
-        if call is not None and call.cached_tokens is not None and call.prompt_tokens:
-            self._hits.add(call.worker, call.cached_tokens, call.prompt_tokens)
+        if call is not None and call.outcome.first_byte_at is not None:
+            self._answer_seconds += (monotonic() - call.outcome.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
+        if call is not None and call.outcome.cached_tokens is not None and call.outcome.prompt_tokens:
+            self._hits.add(call.outcome.worker, call.outcome.cached_tokens, call.outcome.prompt_tokens)
         if not self._active:
             self._has_requests.clear()
 

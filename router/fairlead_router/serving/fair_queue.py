@@ -3,10 +3,9 @@
 Each tenant has a virtual counter of served tokens, divided by its weight. A tenant that returns after an idle time starts level with the
 least served tenant in the queue, so idle time gives no credit (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-A tenant's requests of one priority have the order of the engine's default policy (`ShortestOrder` in
-worker/fairlead_worker/scheduler/queue/policies.py): a request of `work` uncached tokens behind `n` requests with `ahead` uncached tokens
-gets the number `clock + min(n * work, ahead)`, where the clock counts the tokens that left. So it is passed only by requests that arrive
-before its turn by arrival. In the order of arrival this queue would undo the engine's order: under overload most requests wait here.
+A tenant's requests of one priority have the order of the least work: a request of `work` uncached tokens behind `n` requests with `ahead`
+uncached tokens gets the number `clock + min(n * work, ahead)`, where the clock counts the tokens that left. So it is passed only by
+requests that arrive before its turn by arrival. Under overload most requests wait here, and not in the engines.
 """
 
 from bisect import bisect_left, insort

@@ -7,13 +7,13 @@ within a second.
 import asyncio
 from time import monotonic
 
+from fairlead_common.http.response import Reply
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import Call, RequestHead
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.serving.request_handler import RequestHandler
-from fairlead_router.wire.response import Reply
 
 PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
@@ -75,12 +75,12 @@ class Probe:
 
     async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         kind = (b"content-type", b"application/json")
-        call = Call("POST", path, f"probe-{monotonic():.0f}", [kind], len(body), "")
+        call = Call(RequestHead("POST", path, f"probe-{monotonic():.0f}", [kind], len(body)))
         reply = _BufferedReply()
         try:
             self._handler.admit_internal(call)
             call.body = body
-            await self._handler.forward(call, await self._prompts.read(call.path, body), reply)
+            await self._handler.forward(call, await self._prompts.read(path, body), reply)
         except ApiError as error:
             return error.status, error.body
         finally:

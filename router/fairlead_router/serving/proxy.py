@@ -7,6 +7,7 @@ from time import monotonic
 
 import msgspec
 
+from fairlead_common.http.response import Reply
 from fairlead_common.protocols import errors as protocol_errors
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
@@ -15,15 +16,12 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.price import price_of_report
-from fairlead_router.request.prompts import PROMPTED, Prompt
+from fairlead_router.request.prompts import Prompt
 from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
-from fairlead_router.serving.upstream_request import build_routing_request, deadline_header
-from fairlead_router.serving.withdrawal import Withdrawals
 from fairlead_router.tenancy.usage import UsageMeter
-from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, ResponseTimeout, WorkerSilent
 
 logger = logging.getLogger(__name__)
@@ -34,24 +32,14 @@ DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was already dying, as when all are killed together: it counts for half."""
 _ERROR_EVENTS = (b'data: {"error"', protocol_errors.EVENT_NAME)
 """Markers of the event with which a worker ends a stream that it cannot continue."""
-_PROMPTED = frozenset(PROMPTED)
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
 class Proxy:
     """Proxy that forwards requests to workers."""
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        table: WorkerTable,
-        policy: Policy,
-        metrics: Metrics,
-        admission: Admission,
-        withdrawals: Withdrawals,
-    ) -> None:
+    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
         self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
-        self._withdrawals = withdrawals
         self._canary = policy if isinstance(policy, CanaryPolicy) else None
         self.draining = False
 
@@ -60,33 +48,31 @@ class Proxy:
 
         Raises ApiError if no worker's answer has begun.
         """
-        request = build_routing_request(prompt, call.caller, call.session)
         attempts = Attempts()
         excluded = attempts.excluded
         busy: list[int] = []
         deadline = 0.0
         while True:
-            if call.attempts > attempts.was_withdrawn and not request.is_retry:
-                request = msgspec.structs.replace(request, is_retry=True)
+            if call.outcome.attempts and not ticket.request.is_retry:
+                ticket.request = msgspec.structs.replace(ticket.request, is_retry=True)
+            request = ticket.request
             if attempts.lost >= MAX_LOST:
                 raise ApiError(
                     502,
-                    f"{call.attempts} workers ended while they handled this request, so it is not sent to another one.",
+                    f"{call.outcome.attempts} workers ended while they handled this request, so it is not sent to another one.",
                     kind="server_error",
                     code="bad_gateway",
                 )
             with call.span.child("route") as route:
-                chosen = await self.choose(request, attempts, busy, ticket, call.path)
+                chosen = await self.choose(ticket, attempts, busy, call.head.path)
                 choice, began = self._record_choice(call, request, chosen), monotonic()
-                route.set({"fairlead.worker": call.worker, "fairlead.predicted_cached_tokens": call.predicted_tokens})
+                route.set({"fairlead.worker": call.outcome.worker, "fairlead.predicted_cached_tokens": call.outcome.predicted_tokens})
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
-            movable = request if call.path in _PROMPTED and not attempts.was_withdrawn else None
             with call.span.child("attempt", "client") as span:
-                span.set({"fairlead.worker": call.worker, "fairlead.attempt": call.attempts})
-                call.trace_headers = span.propagate()
+                span.set({"fairlead.worker": call.outcome.worker, "fairlead.attempt": call.outcome.attempts})
                 try:
-                    connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh, movable)
+                    connection, head = await self._attempt(call, prompt, choice, ticket, span.propagate(), deadline, fresh)
                 except ConnectFailed as error:
                     span.fail("connect")
                     self._record_failure(choice, "connect", error)
@@ -107,16 +93,14 @@ class Proxy:
                     ) from error
                 worker, cached = choice.worker, _cached_tokens(head)
                 span.set({"http.response.status_code": head.status, "fairlead.cached_tokens": cached})
+                if call.account is not None and (cpu := head.get(b"x-fairlead-cpu-ms")) is not None:
+                    call.account.use(price_of_report(cpu))
                 try:
                     if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
                         self._metrics.retries.labels("busy").inc()
                         busy.append(_retry_seconds(head.get(b"retry-after")))
                         continue
                     retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
-                    if retry == b"withdrawn" and not attempts.was_withdrawn:
-                        self._metrics.retries.labels("withdrawn").inc()
-                        attempts.record_withdrawn(worker)
-                        continue
                     if retry is not None:
                         self._metrics.retries.labels("refused").inc()
                         if retry == b"lost":  # the worker's engine died with the request
@@ -127,7 +111,7 @@ class Proxy:
                     refusal = head.get(b"x-fairlead-retry") if head.status == 501 else None
                     if refusal is not None:  # of the agent; an engine's own 501 is about the request
                         if refusal == b"path":
-                            self._table.record_lacking(worker, call.path)
+                            self._table.record_lacking(worker, call.head.path)
                         if self._serves_elsewhere(call, request, excluded, "" if refusal == b"path" else worker.runtime):
                             self._metrics.retries.labels("refused").inc()
                             continue
@@ -139,8 +123,6 @@ class Proxy:
                     worker.breaker.record_success()
                     self._admission.record_answer(ticket)
                     call.release_body()
-                    if call.account is not None and (cpu := head.get(b"x-fairlead-cpu-ms")) is not None:
-                        call.account.use(price_of_report(cpu))
                     meter = self._observe_usage(call, worker, head, reply)
                     if cached is not None:
                         self._policy.record_answer(request, choice, cached)
@@ -153,7 +135,7 @@ class Proxy:
                     worker.in_flight -= 1
                     worker.pool.release(connection)
 
-    async def choose(self, request: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket, path: str) -> Choice:
+    async def choose(self, ticket: Ticket, attempts: Attempts, busy: Sequence[int], path: str) -> Choice:
         """Return a worker, waiting for one while there is none. `busy`: the Retry-After seconds of full workers.
 
         A worker whose engine does not serve `path` is the last resort: its 501 names the engine.
@@ -164,7 +146,7 @@ class Proxy:
         while True:
             lacking, unsuitable = self._table.lacking(path), self._admission.unsuitable_workers(ticket)
             for avoided in dict.fromkeys((lacking | unsuitable, lacking, frozenset())):
-                choice = await self._policy.choose(request, attempts.excluded | avoided)
+                choice = await self._policy.choose(ticket.request, attempts.excluded | avoided)
                 if choice is not None:
                     return choice
             if busy:
@@ -177,12 +159,12 @@ class Proxy:
             await self._admission.requeue(ticket)
 
     async def _attempt(
-        self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, deadline: float, fresh: bool, movable: RoutingRequest | None
+        self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, trace: Headers, deadline: float, fresh: bool
     ) -> tuple[Connection, Head]:
         """Send to one worker and wait for its answer's head. Count the request as in flight there, except after a failure.
 
-        `deadline`: monotonic seconds by which an answer's head must arrive, over all attempts. `fresh`: use a new connection. `movable`:
-        the request, if it may be withdrawn while it waits there.
+        `trace`: headers that continue the trace. `deadline`: monotonic seconds by which an answer's head must arrive, over all attempts.
+        `fresh`: use a new connection.
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
@@ -191,47 +173,38 @@ class Proxy:
         computed = PendingPrompt(worker, pending, prompt.params.stream, lambda: self._policy.release(choice))
         worker.in_flight += 1
         self._admission.record_sent(ticket)
-        waiting = self._withdrawals.begin(movable, worker, pending) if movable is not None else None
         answered = False
         try:
-            request = self._request(call, prompt, choice, waiting.name if waiting is not None else "")
+            request = self._request(call, prompt, choice, trace)
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
             if call.held_stream is not None and worker.load.prefill_rate and began[1].status < 400:
                 worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:
-            if waiting is not None:
-                self._withdrawals.end(waiting)
             computed.end()
             if not answered:
                 worker.in_flight -= 1
 
-    def _request(self, call: Call, prompt: Prompt, choice: Choice, attempt: str) -> list[bytes]:
-        """Return the request's bytes: token ids for a worker with the prompt's format, else the text as the client sent it.
-
-        `attempt`: name by which it can be withdrawn; empty: it cannot.
-        """
+    def _request(self, call: Call, prompt: Prompt, choice: Choice, trace: Headers) -> list[bytes]:
+        """Return the request's bytes: token ids for a worker with the prompt's format, else the text as the client sent it."""
         worker = choice.worker
         tokens = prompt.tokens_for(worker.format_tag)
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
             tokens = None  # the worker has the same limit and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
         lines = [
-            call.method.encode() + b" " + call.path.encode() + b" HTTP/1.1",
+            call.head.method.encode() + b" " + call.head.path.encode() + b" HTTP/1.1",
             b"host: " + worker.address.encode(),
-            b"x-request-id: " + call.id.encode(),
+            b"x-request-id: " + call.head.id.encode(),
             b"content-length: %d" % length,
         ]
         if worker.runtime and prompt.params.stream and not call.caller.tenant.name:  # with a tenant it is among the headers below
             lines.append(b"x-fairlead-usage: 1")
-        if attempt:
-            lines.append(b"x-fairlead-attempt: " + attempt.encode())
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + worker.format_tag.encode("latin-1"))
-        deadline = deadline_header(call.service_class, prompt, choice.indexed, monotonic() - call.started_at)
-        lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.trace_headers, *call.forwarded_headers)]
+        lines += [name + b": " + value for name, value in (*call.worker_headers, *trace, *call.head.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
@@ -248,24 +221,24 @@ class Proxy:
             if self._canary is not None and _is_stream(head) and any(mark in reply.last_piece for mark in _ERROR_EVENTS):
                 self._canary.record_truncated(worker)
         except LostAfterHead as error:
-            call.ending = "broken"
+            call.outcome.ending = "broken"
             if self._canary is not None:
                 self._canary.record_truncated(worker)
             worker.mark_unhealthy()
             self._metrics.broken_streams.inc()
-            logger.warning("request %s: the answer of worker %s was truncated: %s", call.id, call.worker, error)
+            logger.warning("request %s: the answer of worker %s was truncated: %s", call.head.id, call.outcome.worker, error)
             self._end_truncated(call, head, reply, "The worker was lost while it was answering.")
         except asyncio.CancelledError:  # the client disconnected, and the write has no effect; or the drain timeout has passed
             self._end_truncated(call, head, reply, "The router is shutting down.")
             raise
         finally:
-            call.bytes_out = reply.sent
+            call.outcome.bytes_out = reply.sent
 
     def _observe_usage(self, call: Call, worker: Worker, head: Head, reply: Reply) -> UsageMeter | None:
         """Read the answer's usage as it passes, and return the reader: for the tenant, and of another engine's streams for the audit."""
         meter = call.meter
         if meter is None and worker.runtime and _is_stream(head):
-            meter = UsageMeter(call.prompt_tokens or 0)
+            meter = UsageMeter(call.outcome.prompt_tokens or 0)
         if meter is not None:
             meter.read_header(head.get(b"x-fairlead-usage"))
             reply.observer = meter.feed
@@ -273,7 +246,7 @@ class Proxy:
 
     def _serves_elsewhere(self, call: Call, request: RoutingRequest, excluded: Collection[tuple[str, int]], refused_by: str) -> bool:
         """Return whether an untried worker is left whose engine may serve the path. `refused_by`: runtime that cannot serve the request."""
-        left_out = {*excluded, *self._table.lacking(call.path)}
+        left_out = {*excluded, *self._table.lacking(call.head.path)}
         usable = self._table.usable((), request.model)
         return any((one.address, one.generation) not in left_out and (not refused_by or one.runtime != refused_by) for one in usable)
 
@@ -283,26 +256,26 @@ class Proxy:
             reply.flush()
             return
         lead = b"" if reply.last_piece.endswith(b"\n\n") or not reply.last_piece else b"\n\n"  # a half-sent event would swallow ours
-        document = error_body(message, "server_error", code="stream_cut", path=call.path)
-        reply.end(lead + protocol_errors.event(call.path, document))
+        document = error_body(message, "server_error", code="stream_cut", path=call.head.path)
+        reply.end(lead + protocol_errors.event(call.head.path, document))
 
     def _record_head(self, call: Call, head: Head) -> None:
-        call.status = head.status
-        call.first_byte_at = monotonic()
-        self._metrics.ttfb.observe(call.first_byte_at - call.started_at)
+        call.outcome.status = head.status
+        call.outcome.first_byte_at = monotonic()
+        self._metrics.ttfb.observe(call.outcome.first_byte_at - call.head.started_at)
         if (cached := _cached_tokens(head)) is not None:
             self._record_cached(call, cached)
 
     def _record_cached(self, call: Call, cached: int) -> None:
-        call.cached_tokens = cached
-        self._metrics.record_prediction(call.predicted_tokens, cached)
+        call.outcome.cached_tokens = cached
+        self._metrics.record_prediction(call.outcome.predicted_tokens, cached)
 
     def _headers(self, call: Call, head: Head) -> Headers:
         headers = [(name, value) for name, value in head.headers if name not in _HOP_BY_HOP and name != b"x-fairlead-predicted-tokens"]
         if head.get(b"x-request-id") is None:
-            headers.append((b"x-request-id", call.id.encode()))
-        if call.predicted_tokens is not None:
-            headers.append((b"x-fairlead-predicted-tokens", b"%d" % call.predicted_tokens))
+            headers.append((b"x-request-id", call.head.id.encode()))
+        if call.outcome.predicted_tokens is not None:
+            headers.append((b"x-fairlead-predicted-tokens", b"%d" % call.outcome.predicted_tokens))
         if call.account is not None and call.account.is_limited:
             headers += call.account.headers()
         if self.draining:
@@ -310,9 +283,10 @@ class Proxy:
         return headers
 
     def _record_choice(self, call: Call, request: RoutingRequest, choice: Choice) -> Choice:
-        call.attempts += 1
-        call.worker, call.predicted_tokens = choice.worker.address, choice.predicted
-        call.hashes, call.candidates, call.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
+        outcome = call.outcome
+        outcome.attempts += 1
+        outcome.worker, outcome.predicted_tokens = choice.worker.address, choice.predicted
+        outcome.hashes, outcome.candidates, outcome.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
         return choice
 
     def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:

@@ -5,8 +5,8 @@ from typing import Final
 
 import aiohttp
 
+from fairlead_common.http.response import Reply
 from fairlead_router.request.client_request import Call
-from fairlead_router.wire.response import Reply
 
 PIECE_BYTES: Final = 64 << 10
 
@@ -39,6 +39,6 @@ async def relay_body(call: Call, reply: Reply, response: aiohttp.ClientResponse)
                 if reply.is_congested:
                     await flow.wait()
                 reply.write(piece[start : start + PIECE_BYTES])
-            call.bytes_out += len(piece)
+            call.outcome.bytes_out += len(piece)
     finally:
         reply.source = None

@@ -5,6 +5,7 @@ from typing import Any
 
 import xxhash
 
+from fairlead_common.http.response import Reply
 from fairlead_common.protocols.paths import RESPONSES
 from fairlead_common.response_keys import new_id
 from fairlead_index.redis.scripts import Scripts
@@ -28,7 +29,6 @@ from fairlead_router.tenancy.response_secret import ResponseSecret
 from fairlead_router.tenancy.shared_secret import SharedSecret
 from fairlead_router.tenancy.tenants import Caller
 from fairlead_router.wire.held_stream import HeldStream
-from fairlead_router.wire.response import Reply
 
 _BYTES_A_TOKEN = 4
 
@@ -56,13 +56,12 @@ class RequestHandler:
         await self.keys.close()
         await self._accounts.close()
 
-    def authenticate(self, call: Call) -> None:
+    def authenticate(self, call: Call, credential: bytes) -> None:
         """Authenticate the request before its body is read. Raises ApiError: 401; 403 for a batch of an unknown tenant."""
-        if call.acts_for is not None and self._batch_secret.matches(call.credential):
-            call.caller, call.is_from_batch_server = self.keys.act_for(call.acts_for), True
+        if call.head.acts_for is not None and self._batch_secret.matches(credential):
+            call.caller, call.is_from_batch_server = self.keys.act_for(call.head.acts_for), True
         else:
-            call.caller = self.keys.authenticate(call.credential)
-        call.credential = b""
+            call.caller = self.keys.authenticate(credential)
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
 
@@ -84,7 +83,7 @@ class RequestHandler:
 
     def select_class(self, call: Call) -> None:
         """Select the class of an authenticated request. Raises ApiError: 400 for an unknown class, 403 for one that is too urgent."""
-        call.service_class = select_class(self._classes, call.requested_class, call.caller)
+        call.service_class = select_class(self._classes, call.head.requested_class, call.caller)
 
     def admit_internal(self, call: Call) -> None:
         """Admit a request that the router itself makes: without key or quota, queued like a tenant's."""
@@ -125,7 +124,7 @@ class RequestHandler:
         counts_tokens = call.service_class is not None and call.service_class.itl_milliseconds is not None
         call.meter = charge.meter if call.caller.tenant.name or counts_tokens else None
         if prompt.params.stream:
-            call.held_stream = HeldStream(reply, call.id, call.path)
+            call.held_stream = HeldStream(reply, call.head.id, call.head.path)
         return self._run(call, prompt, reply, charge)
 
     async def forward_unprompted(self, call: Call, reply: Reply) -> None:
@@ -142,7 +141,7 @@ class RequestHandler:
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
         call.worker_headers = worker_headers(prompt, call.caller) + self._stored_response_headers(call)
-        ticket = Ticket(call.account, 0, 0, 0)
+        ticket = Ticket(call.account, 0, 0, 0, request=build_routing_request(prompt, call.caller, call.head.session))
         try:
             await self._proxy.forward(call, prompt, reply, ticket)
         finally:
@@ -156,30 +155,31 @@ class RequestHandler:
 
     def _stored_response_headers(self, call: Call) -> Headers:
         """Return the header with the key of the stored response in the path; empty for other paths."""
-        if not call.path.startswith(f"{RESPONSES}/"):
+        if not call.head.path.startswith(f"{RESPONSES}/"):
             return []
-        return self._response_secret.headers(call.caller.tenant.name, call.path.split("/")[3])
+        return self._response_secret.headers(call.caller.tenant.name, call.head.path.split("/")[3])
 
     async def _run(self, call: Call, prompt: Prompt, reply: Reply, charge: Charge) -> None:
         account = charge.account
         call.worker_headers = worker_headers(prompt, call.caller, call.service_class)
-        call.worker_headers += self.response_headers(call.path, prompt, call.caller)
+        call.worker_headers += self.response_headers(call.head.path, prompt, call.caller)
         keep_alive = call.held_stream.keep_alive if call.held_stream is not None else None
         priority = priority_of(call.service_class, call.caller, prompt.params.priority)
-        request = build_routing_request(prompt, call.caller, call.session)
+        request = build_routing_request(prompt, call.caller, call.head.session)
         terms = _terms(call.service_class, call, request, priority) if call.service_class is not None else None
         ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms, request)
+        is_refused = False
         try:
             with call.span.child("queue"):
                 await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
         except ApiError:
-            call.refused = True
+            is_refused = True
             raise
         finally:
             self._admission.leave(ticket)
-            computed = bool(call.attempts) and call.status < 400 and not call.refused
-            difference = charge.settle(computed, call.meter is not None and bool(call.status))
+            computed = bool(call.outcome.attempts) and call.outcome.status < 400 and not is_refused
+            difference = charge.settle(computed, call.meter is not None and bool(call.outcome.status))
             if difference and ticket.is_charged:
                 account.serve(difference)
 
@@ -193,5 +193,5 @@ class RequestHandler:
 
 def _terms(service_class: ServiceClass, call: Call, request: RoutingRequest, priority: int) -> ClassTerms:
     tenant = call.caller.tenant.name
-    key = (tenant, service_class.name, call.path, xxhash.xxh3_128_digest(call.body))
-    return ClassTerms(service_class, request, priority, call.started_at, tenant, key)
+    key = (tenant, service_class.name, call.head.path, xxhash.xxh3_128_digest(call.body))
+    return ClassTerms(service_class, request, priority, call.head.started_at, tenant, key)

@@ -5,13 +5,13 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from fairlead_common.http.client_connection import Request
+from fairlead_common.http.response import Reply
 from fairlead_common.telemetry.spans import Span
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import OPT_OUT, Call
 from fairlead_router.serving.model_routes import ModelRoutes, Route
 from fairlead_router.serving.relay import relay_body
-from fairlead_router.wire.client_connection import Request
-from fairlead_router.wire.response import Reply
 
 MARK: Final = b"x-fairlead-forwarded"
 """Header of a forwarded request. It is not forwarded again, so that outdated files of two services make no loop."""
@@ -55,7 +55,7 @@ class ServiceForwarder:
 
     async def forward(self, call: Call, request: Request, reply: Reply, route: Route) -> None:
         """Send a request with its client's credentials, and relay the answer. Raises ApiError if no router of the service answers."""
-        call.worker = call.other_service = route.name
+        call.outcome.worker = call.outcome.other_service = route.name
         if self._session is None:  # created here: it needs the running loop
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
             self._session = aiohttp.ClientSession(
@@ -68,10 +68,10 @@ class ServiceForwarder:
                 max_field_size=MAX_HEADER,
             )
         for left in reversed(range(TRIES)):
-            call.attempts += 1
+            call.outcome.attempts += 1
             with call.span.child("attempt", "client") as span:
-                span.set({"fairlead.service": route.name, "fairlead.attempt": call.attempts})
-                headers, url = _forwarded_headers(call, request, span), route.url + call.path
+                span.set({"fairlead.service": route.name, "fairlead.attempt": call.outcome.attempts})
+                headers, url = _forwarded_headers(call, request, span), route.url + call.head.path
                 try:
                     async with self._session.post(url, data=call.body, headers=headers, allow_redirects=False) as response:
                         span.set({"http.response.status_code": response.status})
@@ -80,7 +80,7 @@ class ServiceForwarder:
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
                     span.fail(type(error).__name__)
                     if reply.started:  # the truncated answer ends with its connection
-                        call.ending = "broken"
+                        call.outcome.ending = "broken"
                         return
                     if not (left and isinstance(error, _LOST)):
                         raise _refusal(route, error) from None
@@ -93,10 +93,10 @@ def _refusal(route: Route, error: BaseException) -> ApiError:
 def _forwarded_headers(call: Call, request: Request, span: Span) -> list[tuple[str, str]]:
     """Return the client's headers with its credentials, without those that hold for one connection, or that only routers may set."""
     headers = [
-        *(header for header in call.forwarded_headers if header[0] != b"origin"),  # the router that a web page calls answers CORS
+        *(header for header in call.head.forwarded_headers if header[0] != b"origin"),  # the router that a web page calls answers CORS
         *(header for header in request.headers if header[0] in _FOR_ROUTERS),
         *span.propagate(),
-        (b"x-request-id", call.id.encode()),
+        (b"x-request-id", call.head.id.encode()),
         (MARK, b"1"),
         (OPT_OUT, b"proxy"),  # clients cannot connect to the other service's workers
     ]
@@ -104,7 +104,7 @@ def _forwarded_headers(call: Call, request: Request, span: Span) -> list[tuple[s
 
 
 async def _answer(call: Call, reply: Reply, response: aiohttp.ClientResponse) -> None:
-    call.status = response.status
+    call.outcome.status = response.status
     headers: Headers = [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in _HOP_BY_HOP]
     reply.start(response.status, headers)
     await relay_body(call, reply, response)

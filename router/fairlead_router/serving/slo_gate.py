@@ -120,8 +120,8 @@ def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0
     load, ahead = worker.load, worker.prefill_seconds(now)
     ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS))
     waiting = max(worker.pending_prompts, load.waiting)
-    if worker.runs_shortest_first and waiting:
-        # A prompt behind n others goes once they got n times its work. The one in progress ends before; it counts with their mean.
+    if worker.runs_cached_first and waiting:
+        # Cached prompts go first, and have little to compute: a prompt waits for n others of its work, or for all that are ahead.
         ahead = min(ahead, ahead / waiting + waiting * uncached / worker.rate)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
     wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)

@@ -44,7 +44,7 @@ class SloReport:
 
 def is_answered(call: Call) -> bool:
     """Return whether the client got its answer: a success whose stream was not truncated."""
-    return call.first_byte_at is not None and 200 <= call.status < 300 and call.ending != "broken"
+    return call.outcome.first_byte_at is not None and 200 <= call.outcome.status < 300 and call.outcome.ending != "broken"
 
 
 def missed_bounds(call: Call, service_class: ServiceClass, now: float) -> tuple[Bound, ...]:
@@ -52,13 +52,13 @@ def missed_bounds(call: Call, service_class: ServiceClass, now: float) -> tuple[
 
     The router sees the first token only of a stream. An answer in one piece has no time of it, so it misses none.
     """
-    if call.first_byte_at is None or call.held_stream is None:
+    if call.outcome.first_byte_at is None or call.held_stream is None:
         return ()
     missed: list[Bound] = []
-    uncached = max(1, (call.prompt_tokens or 0) - (call.cached_tokens or 0))
-    if service_class.bounds_ttft and call.first_byte_at - call.started_at > service_class.ttft_bound(uncached):
+    uncached = max(1, (call.outcome.prompt_tokens or 0) - (call.outcome.cached_tokens or 0))
+    if service_class.bounds_ttft and call.outcome.first_byte_at - call.head.started_at > service_class.ttft_bound(uncached):
         missed.append("ttft")
     tokens = call.meter.output if call.meter is not None else 0
-    if tokens > 1 and (now - call.first_byte_at) / (tokens - 1) > service_class.itl_bound:
+    if tokens > 1 and (now - call.outcome.first_byte_at) / (tokens - 1) > service_class.itl_bound:
         missed.append("itl")
     return tuple(missed)

@@ -35,14 +35,3 @@ def worker_headers(prompt: Prompt, caller: Caller, service_class: ServiceClass |
     if tenant or service_class is not None:
         headers.append((b"x-fairlead-priority", b"%d" % priority_of(service_class, caller, prompt.params.priority)))
     return headers
-
-
-def deadline_header(service_class: ServiceClass | None, prompt: Prompt, cached: int | None, elapsed: float) -> Headers:
-    """Return the header with the milliseconds until the first token is due; empty for a class that does not bound it.
-
-    `cached`: tokens that the worker is expected to hold. `elapsed`: seconds since the request's arrival.
-    """
-    if service_class is None or not service_class.bounds_ttft:
-        return []
-    left = service_class.ttft_bound(max(1, prompt.length - (cached or 0))) - elapsed
-    return [(b"x-fairlead-deadline-ms", b"%d" % max(0, round(1000 * left)))]

@@ -5,7 +5,7 @@ request milliseconds. Keys are looked up by digest, so timing reveals nothing ab
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -92,11 +92,12 @@ ANONYMOUS = Caller()
 """Caller of all requests where there are no API keys."""
 
 
-def read_credential(authorization: bytes, api_key: bytes) -> bytes:
-    """Return the key from `Authorization: Bearer KEY`, else from `x-api-key`."""
-    scheme, _, token = authorization.partition(b" ")
+def read_credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key from `Authorization: Bearer KEY`, else from `x-api-key`. Names are in lower case."""
+    fields = dict(headers)
+    scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
-    return bearer or api_key.strip()
+    return bearer or fields.get(b"x-api-key", b"").strip()
 
 
 def digest(key: bytes) -> bytes:

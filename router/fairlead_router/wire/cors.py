@@ -3,10 +3,10 @@
 The worker uses starlette's middleware. The router has no ASGI, and this is what it needs of it: no cookies, every method and header.
 """
 
+from fairlead_common.http.client_connection import Request
 from fairlead_common.http.origins import EXPOSED_HEADERS, MAX_AGE_SECONDS
+from fairlead_common.http.response import Reply
 from fairlead_router.errors import Headers
-from fairlead_router.wire.client_connection import Request
-from fairlead_router.wire.response import Reply
 
 _EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
 

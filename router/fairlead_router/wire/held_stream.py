@@ -1,7 +1,7 @@
 """Keep-alives of a held stream: it gets its 200 and comments before the worker's answer, so that no intermediary times out."""
 
+from fairlead_common.http.response import Reply
 from fairlead_common.protocols import errors as protocol_errors
-from fairlead_router.wire.response import Reply
 
 
 class HeldStream:

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from fairlead_router.wire.response import Reply
+from fairlead_common.http.response import Reply
 
 HIGH_WATER = 32 * 1024
 """Unread bytes of a body at which reading from the worker's socket pauses. A client that never reads can hold them all."""

@@ -47,7 +47,7 @@ class Engine:
 @asynccontextmanager
 async def following(engine: Engine) -> AsyncIterator[tuple[Follower, Index]]:
     index = Index()
-    follower = Follower(engine.endpoint, engine.replay, "", EngineBlocks(BLOCK, root_of, index))
+    follower = Follower(engine.endpoint, engine.replay, EngineBlocks(BLOCK, root_of, index))
     task = asyncio.create_task(follower.run())
     try:
         yield follower, index

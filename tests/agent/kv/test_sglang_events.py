@@ -56,7 +56,7 @@ async def test_the_index_follows_sglang_s_own_publisher(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 assert await engine.stdout.readline() == b"%d\n" % step
             if step == 150:
-                follower = Follower(endpoint, replay, "", EngineBlocks(BLOCK, root_of, index))
+                follower = Follower(endpoint, replay, EngineBlocks(BLOCK, root_of, index))
                 following = asyncio.create_task(follower.run())
             if step > 150 and step % 30 == 0:
                 await eventually(lambda: index.held == pool.usable)

@@ -3,9 +3,6 @@
 import asyncio
 import gzip
 import json
-import socket
-import time
-import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -17,10 +14,7 @@ from tests.agent.stand_in_engine import FORMAT, StandInEngine
 from tests.common.test_json_size import BOMBS
 from tests.servers.redis_server import free_port
 
-from fairlead_agent.engine.client import EngineClient, EngineSilent, Model
-from fairlead_agent.engine.metrics import EngineStats
-from fairlead_agent.proxy.app import ADMIN, HUNG_SECONDS
-from fairlead_agent.state import RESERVED_SECONDS
+from fairlead_agent.proxy.app import ADMIN
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
 from fairlead_index.salts import cache_salt
@@ -180,34 +174,6 @@ async def test_the_engine_gets_the_body_as_it_is(tmp_path: Path) -> None:
             assert engine.bodies[-1]["prompt"] == PROMPT
 
 
-async def test_a_compressed_body_takes_no_more_memory_than_a_plain_one(tmp_path: Path) -> None:
-    bomb, limit = gzip.compress(bytes(64 << 20)), 1 << 20
-    async with pair(tmp_path, max_body_bytes=limit) as (_, agent):
-        tracemalloc.start()
-        answer = await agent.client.post("/v1/completions", content=bomb, headers={"content-encoding": "gzip"})
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert answer.status_code == 413 and "--max-body-bytes" in answer.json()["error"]["message"]
-        assert peak < 8 * limit
-
-
-@pytest.mark.parametrize(
-    ("coding", "data", "status"),
-    [
-        ("gzip", b"hello", 400),
-        ("gzip", gzip.compress(b"{}")[:-4], 400),
-        ("gzip", gzip.compress(b"{}") * 2, 400),
-        ("br", b"x", 415),
-        ("gzip, gzip", gzip.compress(gzip.compress(b"{}")), 415),
-    ],
-)
-async def test_a_body_that_cannot_be_decompressed_is_refused(tmp_path: Path, coding: str, data: bytes, status: int) -> None:
-    async with pair(tmp_path) as (engine, agent):
-        answer = await agent.client.post("/v1/completions", content=data, headers={"content-encoding": coding})
-        assert answer.status_code == status and "Content-Encoding" in answer.json()["error"]["message"]
-        assert not engine.bodies
-
-
 async def test_what_would_make_the_engine_connect_elsewhere_is_refused(tmp_path: Path) -> None:
     chat = {"model": "stand-in", "messages": [{"role": "user", "content": [{"image_url": "http://10.0.0.1/x"}]}]}
     transfer = {"model": "stand-in", "prompt": PROMPT, "kv_transfer_params": {"remote_host": "10.0.0.1"}}
@@ -225,18 +191,21 @@ async def test_what_would_make_the_engine_connect_elsewhere_is_refused(tmp_path:
         assert engine.bodies[0]["kv_transfer_params"] == transfer["kv_transfer_params"]
 
 
-async def test_a_body_that_is_too_long_is_refused_in_the_form_of_the_api(tmp_path: Path) -> None:
-    async with pair(tmp_path, max_body_bytes=2048) as (_, agent):
-        answer = await agent.complete("x" * 4096)
-        assert answer.status_code == 413
-        assert "2048 bytes (--max-body-bytes)" in answer.json()["error"]["message"]
-
-
 async def test_a_body_with_too_many_nodes_does_not_reach_the_engine(tmp_path: Path) -> None:
     async with pair(tmp_path) as (engine, agent):
         for kind, bomb in BOMBS.items():
             answer = await agent.client.post("/v1/completions", content=bomb)
             assert answer.status_code == 400 and "the body is too large to decode" in answer.json()["error"]["message"], kind
+        assert not engine.bodies
+
+
+@pytest.mark.parametrize("field", [b"prompt", b"model", b"cache_salt", b"stream_options", b"vllm_xargs", b"\xff"])
+@pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b'{"\xff":1}', b'{"a":"\\ud800"}'])
+async def test_a_body_that_is_not_utf_8_is_refused_wherever_that_is(tmp_path: Path, field: bytes, value: bytes) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        body = b'{"stream":true,"' + field + b'":' + value + b"}"
+        answer = await agent.client.post("/v1/completions", content=body, headers={"x-fairlead-usage": "1"})
+        assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
         assert not engine.bodies
 
 
@@ -255,66 +224,6 @@ async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path)
         assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path, stream: bool) -> None:
-    async with pair(tmp_path) as (engine, agent):
-        engine.is_dead = True
-        answer = await agent.complete(PROMPT, stream=stream)
-        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
-
-
-async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp_path: Path) -> None:
-    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        async with running_agent(tmp_path, engine.url, endpoint) as agent:
-            async with asyncio.timeout(60):
-                assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
-    await engine.stop()
-
-
-async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
-    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
-    async with running_agent(tmp_path, engine.url, block_tokens=BLOCK + 1) as agent:
-        async with asyncio.timeout(60):
-            assert "--block-tokens" in await agent.task
-        assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it has joined no index and was never ready"
-    await engine.stop()
-
-
-async def test_an_engine_that_asks_for_a_key_is_a_failure_that_says_so(tmp_path: Path) -> None:
-    engine = StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
-    engine.asks_for_key = True
-    await engine.start()
-    async with running_agent(tmp_path, engine.url) as agent:
-        async with asyncio.timeout(60):
-            assert "without --api-key and without VLLM_API_KEY" in await agent.task
-    await engine.stop()
-
-
-async def test_an_unexpected_error_is_the_reason_of_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(client: EngineClient) -> list[Model]:
-        raise RuntimeError("not expected")
-
-    monkeypatch.setattr(EngineClient, "models", fail)
-    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
-    async with running_agent(tmp_path, engine.url) as agent:
-        async with asyncio.timeout(60):
-            assert await agent.task == "RuntimeError: not expected"
-    await engine.stop()
-
-
-async def test_a_silent_engine_is_not_asked_without_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_answer(client: EngineClient) -> None:
-        await asyncio.sleep(0)
-        raise EngineSilent("no answer")
-
-    async with pair(tmp_path) as (_, agent):
-        monkeypatch.setattr(EngineClient, "stats", no_answer)
-        agent.agent.adapters_changed.set()
-        await eventually(lambda: not agent.agent.adapters_changed.is_set())
-
-
 async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: Path) -> None:
     async with pair(tmp_path) as (engine, agent):
         engine.release.clear()
@@ -322,72 +231,6 @@ async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: 
             await anext(answer.aiter_bytes())
         await eventually(lambda: engine.cancelled == 1)
         await eventually(lambda: agent.agent.in_flight == 0)
-
-
-async def test_the_backlog_counts_what_the_engine_has_to_compute(tmp_path: Path) -> None:
-    tokens = PromptEncoder(FORMAT).encode_text(PROMPT)
-    async with pair(tmp_path) as (engine, agent):
-        engine.release.clear()
-        first = asyncio.create_task(agent.complete_tokens(PROMPT))
-        await eventually(lambda: agent.agent.load().backlog_tokens == len(tokens))
-        engine.release.set()
-        assert (await first).status_code == 200
-        assert agent.agent.load().backlog_tokens == 0
-
-        def uncached(model: str, salt: str = "") -> int:
-            return agent.agent.uncached_tokens(tokens, agent.agent.hashes_of(tokens, model, salt))
-
-        await eventually(lambda: uncached("stand-in") == len(tokens) % BLOCK)
-        assert uncached("sql") == uncached("stand-in", "ab") == len(tokens)
-
-
-async def test_the_backlog_leaves_out_what_is_reserved_or_probably_computed(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (_, agent):
-        state = agent.agent
-        first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=True, generates=False) for _ in range(2))
-        assert state.backlog_tokens(second.began + RESERVED_SECONDS - 0.01) < 2000, "routers have reservations for it"
-        assert state.backlog_tokens(second.began + 1) == 2000
-        state.pace.tokens_per_second = 800.0
-        assert state.backlog_tokens(first.began + 1) == 1200, "since the engine began"
-        assert state.backlog_tokens(first.began + 9) == 0
-        state.answered(first, True)
-        assert state.backlog_tokens(second.began + 0.3) == pytest.approx(1000 - 0.3 * 800, abs=40), "since the first token"
-        state.answered(second, False)
-        assert state.backlog_tokens(second.began + 1) == 0
-
-
-async def test_the_backlog_leaves_out_prompts_of_whole_answers_once_they_are_computed(tmp_path: Path) -> None:
-    """Such an answer begins only at its end, after all of its tokens."""
-    async with pair(tmp_path) as (_, agent):
-        state = agent.agent
-        state.set_stats(EngineStats(waiting=0), b"")
-        unknown = state.begin(list(range(1000)), "stand-in", "", streamed=False, generates=False)
-        assert state.backlog_tokens(unknown.began + 1) == 1000, "no pace is known, and the engine has not been scraped since"
-        state._scraped_at = unknown.began + 0.5
-        assert state.backlog_tokens(unknown.began + 1) == 0, "nothing waits in the engine"
-        state.pace.tokens_per_second = 500.0
-        first, second = (state.begin(list(range(1000)), "stand-in", "", streamed=False, generates=False) for _ in range(2))
-        assert state.backlog_tokens(first.began + 1) == pytest.approx(1500, abs=40)
-        assert state.backlog_tokens(first.began + 5) == 0
-        state.set_stats(EngineStats(waiting=3), b"")
-        assert state.backlog_tokens(first.began + 5) == 3000, "as many wait in the engine"
-        for pending in (unknown, first, second):
-            state.answered(pending, True)
-        assert state.backlog_tokens(second.began + 1) == 0
-
-
-async def test_the_step_in_the_load_is_that_of_this_engine_process(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (_, agent):
-        state = agent.agent
-        state._scraped_at = 0.0
-        state.set_stats(EngineStats(running=1, token_gaps=1000, token_gap_seconds=900.0), b"")
-        assert state.load().step_seconds == 0, "the first scrape has all times since the engine's start"
-        state.set_stats(EngineStats(running=1, token_gaps=1040, token_gap_seconds=900.4), b"")
-        assert state.load().step_seconds == pytest.approx(0.01)
-        state.set_stats(EngineStats(token_gaps=1040, token_gap_seconds=900.4), b"")
-        assert state.load().step_seconds == 0, "idle"
-        state.set_stats(EngineStats(running=1, token_gaps=5, token_gap_seconds=1.0), b"")
-        assert state.load().step_seconds == 0, "the counters fell: another process"
 
 
 async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
@@ -497,71 +340,3 @@ async def raw(port: int, data: str) -> int:
     line = await reader.readline()
     writer.close()
     return int(line.split()[1])
-
-
-async def test_a_hung_engine_is_reported_to_its_liveness_probe(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (_, agent):
-        assert (await agent.client.get("/engine/health")).status_code == 200
-        agent.agent.silent_since = time.monotonic() - HUNG_SECONDS
-        assert (await agent.client.get("/engine/health")).status_code == 503
-
-
-async def test_without_an_engine_requests_go_to_another_worker(tmp_path: Path) -> None:
-    async with running_agent(tmp_path, "http://127.0.0.1:9") as agent:
-        await eventually(lambda: "does not listen yet" in agent.agent.reason)
-        answer = await agent.complete(PROMPT)
-        assert answer.status_code == 503
-        assert answer.headers["x-fairlead-retry"] == "other"
-        ready = await agent.client.get("/ready")
-        assert (ready.status_code, ready.json()["phase"]) == (503, "starting")
-        assert (await agent.client.get("/livez")).status_code == 200
-
-
-@pytest.mark.parametrize("differs", ["all", "chat"])
-async def test_another_tokenization_of_the_engine_leaves_no_prompt_format(tmp_path: Path, differs: str) -> None:
-    """Hashes of other tokens would never match. Where only chats are rendered otherwise, routers ask the engine for their tokens."""
-    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    engine = StandInEngine(events, replay)
-    engine.extra_token = differs
-    await engine.start()
-    try:
-        async with running_agent(tmp_path, engine.url, events, replay) as agent:
-            await agent.ready()
-            answer = await agent.client.get("/internal/prompt-format")
-            assert answer.status_code == (404 if differs == "all" else 200)
-            assert (differs == "all") == ("tokenizes otherwise" in answer.text)
-            assert (await agent.complete(PROMPT)).status_code == 200
-    finally:
-        await engine.stop()
-
-
-async def test_a_drain_refuses_new_requests_and_waits_for_streams(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (engine, agent):
-        engine.release.clear()
-        stream = asyncio.create_task(agent.complete(PROMPT, stream=True))
-        await eventually(lambda: agent.agent.in_flight == 1)
-        hook = asyncio.create_task(agent.client.post("/internal/drain"))
-        await eventually(lambda: agent.agent.draining)
-        refused = await agent.complete(PROMPT)
-        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
-        assert (await agent.client.get("/ready")).json()["phase"] == "draining"
-        assert not hook.done()
-        engine.release.set()
-        assert (await stream).text.endswith("data: [DONE]\n\n")
-        assert (await hook).json() == {"drained": True}
-        assert await agent.task == ""
-
-
-async def test_an_engine_that_ends_within_a_stream_ends_it_with_an_error(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (engine, agent):
-        engine.release.clear()
-        stream = asyncio.create_task(agent.complete(PROMPT, stream=True))
-        await eventually(lambda: bool(engine.bodies))
-        await engine.stop()
-        text = (await stream).text
-        assert '"error"' in text.split("\n\n")[-2]
-        await eventually(lambda: agent.agent.phase == "starting")
-        await engine.start()
-        await eventually(lambda: agent.agent.is_serving)
-        engine.release.set()
-        assert (await agent.complete(PROMPT)).status_code == 200

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead_agent.proxy.usage import EventStream
+from fairlead_agent.proxy.usage import EventStream, Usage
 
 STREAM = (
     b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
@@ -41,3 +41,14 @@ def test_an_unfinished_event_is_passed_on_at_the_end() -> None:
     stream = EventStream(adds_usage=False, hides_usage=False)
     assert stream.feed(b"data: cut") == b""
     assert stream.end() == b"data: cut"
+
+
+def test_a_whole_answer_is_read_for_its_usage_only() -> None:
+    """Only the usage is decoded: text that is not UTF-8, which no decoder builds, does not hide it."""
+    usage = Usage()
+    usage.read_answer(b'{"choices":[{"text":"\xff"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+    assert usage.text == "7 2"
+    for other in (b"[1]", b"not JSON", b'{"usage":[7]}', b'{"usage":"\xff"}'):
+        usage = Usage()
+        usage.read_answer(other)
+        assert usage.text == ""

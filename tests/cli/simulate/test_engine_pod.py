@@ -55,16 +55,6 @@ def test_the_index_and_routers_learn_of_a_step_when_it_ends() -> None:
     assert set(shown) >= {1} and pod.load_at(1.5).running == 1
 
 
-def test_a_request_is_withdrawn_between_two_steps_if_it_has_not_started() -> None:
-    pod = EnginePod(MODEL, 0.0)
-    numbers = [pod.add(prompt(*range(1, 9)), 0.0), pod.add(prompt(20, 21, 22, 23, 24), 0.1)]  # two chunks, then the second request
-    for number in numbers:
-        pod.withdraw(number, 0.2)
-    end = pod.next_event()
-    assert [(progress.number, progress.is_withdrawn) for progress in pod.advance(end)] == [(numbers[1], True)]
-    assert first_tokens(pod, []) == [(0, 1.48, 0)] and pod.computed == 8 * PAGE
-
-
 def test_a_request_that_can_never_run_is_an_error() -> None:
     with pytest.raises(ValueError, match="refuses"):
         EnginePod(MODEL, 0.0).add(prompt(*range(1, 80)), 0.0)

@@ -67,17 +67,10 @@ def test_a_request_waits_for_the_pages_of_running_answers(engine: Engine) -> Non
     assert second[1] == pytest.approx(first[1] + 2047 * 0.001 + 3.0), "six of the eight pages are taken until the last token"
 
 
-def test_fairlead_admits_short_prompts_first_and_peers_by_arrival() -> None:
+def test_fairlead_admits_cached_prompts_first_and_peers_by_arrival() -> None:
     arrivals = [prompt(1, 2), prompt(3, 4, 5, 6, at=0.1), prompt(*range(10, 15), at=0.2), prompt(20, at=0.3), prompt(1, 2, 30, at=0.4)]
-    assert order_of(Pod(MODEL, 0.0), arrivals) == [0, 1, 3, 4, 2], "4 is short once 1 and 2 are cached"
+    assert order_of(Pod(MODEL, 0.0), arrivals) == [0, 4, 1, 3, 2], "2 does not fit beside 1"
     assert order_of(Pod(MODEL, 0.0, "fcfs"), arrivals) == [0, 1, 2, 3, 4]
-
-
-def test_a_long_prompt_waits_for_the_work_that_was_ahead_of_it_at_most_twice() -> None:
-    """At full load, with a short prompt every second. The bound is the one of `ShortestOrder`."""
-    arrivals = [prompt(1, 2, 3, 4, 5, 6), prompt(*range(10, 16), at=0.1)]
-    arrivals += [prompt(100 + number, at=0.2 + number) for number in range(40)]
-    assert order_of(Pod(MODEL, 0.0), arrivals).index(1) <= 8
 
 
 def test_the_prefix_of_a_waiting_request_is_not_evicted() -> None:
@@ -86,7 +79,7 @@ def test_the_prefix_of_a_waiting_request_is_not_evicted() -> None:
     computed = {}
     for engine in ENGINES:
         pod = Pod(MODEL, 0.0, engine)
-        assert order_of(pod, arrivals) == [0, 1, 2, 3, 4]
+        assert order_of(pod, arrivals) == ([0, 1, 4, 2, 3] if engine == "fairlead" else [0, 1, 2, 3, 4])
         computed[engine] = pod.computed // BLOCK_TOKENS
     assert computed == {"fairlead": 11, "fairlead-fcfs": 11, "fcfs": 12}
 
@@ -114,18 +107,6 @@ def test_the_index_is_what_pods_cache_and_promise() -> None:
             shown = shown | set(hashes) if event.kind == "stored" else shown - set(hashes)
         assert shown == set(pod.cache.block_hashes())
         assert all(block % 100 == 1 or block - 1 in shown for block in shown), "prefix-closed"
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_withdrawn_request_leaves_nothing_behind_and_a_started_one_stays(engine: Engine) -> None:
-    pod = Pod(MODEL, 0.0, engine)
-    numbers = [pod.add(prompt(1, 2), 0.0), pod.add(prompt(5, 6, 7), 0.1)]
-    for number in (*numbers, numbers[1]):
-        pod.withdraw(number, 0.2)
-    assert pod.next_event() == 0.2
-    assert [(progress.number, progress.is_withdrawn) for progress in pod.advance(0.2)] == [(numbers[1], True)]
-    assert pod.load_at(0.3).waiting == 0 and order_of(pod, []) == [0]
-    assert pod.computed == 1024 and set(pod.cache.block_hashes()) == {1, 2}, "its promises have ended"
 
 
 def test_the_reported_step_is_the_mean_of_recent_ones_as_in_the_engine() -> None:

@@ -11,7 +11,6 @@ from fairlead.simulate.catalog import load
 from fairlead.simulate.failures import draw_failures, parse_failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.ours import Fairlead
-from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import Pod, PodModel
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
@@ -19,7 +18,6 @@ from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import Objective, ServiceClass, assign_classes
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_router.serving.cached_first import CachedFirst
-from fairlead_router.serving.waiting_attempts import WaitingAttempts
 
 MODEL = PodModel(start_seconds=5.0)
 
@@ -61,21 +59,6 @@ def test_requests_of_a_failed_pod_go_to_another_one_and_its_streams_are_lost(pol
     assert sum(failed.computed) >= sum(whole.computed) and failed.figures()["lost"] == len(lost)
     all_away = replay(policy, requests, Scenario(1, MODEL, failures=[parse_failure("0@1+30")]))
     assert max(all_away.ttft) > 29 and not any(map(math.isnan, all_away.ttft)), "routers hold requests while no pod serves"
-
-
-@pytest.mark.parametrize("policy", ["fairlead", "fairlead-no-redis"])
-def test_requests_move_to_a_pod_that_joins_once_and_all_are_answered(policy: str) -> None:
-    requests = arrivals(60, 6.0)  # three quarters of what four pods can do
-    scenario = Scenario(4, MODEL, failures=[parse_failure("1@1+6"), parse_failure("2@1+6")])
-    moved, stayed = replay(policy, requests, scenario), _without_withdrawals(policy, requests, scenario)
-    assert 0 < moved.withdrawn <= len(requests) and not stayed.withdrawn
-    assert not any(map(math.isnan, moved.ttft)) and max(moved.ttft) < max(stayed.ttft)
-    assert moved.ttft == replay(policy, requests, scenario).ttft, "the same arguments give the same outcome"
-
-
-def _without_withdrawals(policy: str, requests: list[Request], scenario: Scenario) -> Outcome:
-    with patch.object(WaitingAttempts, "longest", lambda attempts, now: []):
-        return replay(policy, requests, scenario)
 
 
 def test_random_failures_have_the_mean_time_between_them() -> None:

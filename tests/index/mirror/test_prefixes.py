@@ -170,7 +170,11 @@ async def test_the_mirror_answers_while_redis_is_down_and_is_exact_after_an_empt
         writers["a"].remove(CHAIN[20:][::-1])
         own_server.start()
         await shows(mirror, {"a": 20, "b": 9})
-        assert mirror.stats.following and mirror.stats.snapshots >= 2
+
+        async def follows() -> bool:
+            return mirror.stats.following and mirror.stats.snapshots >= 2
+
+        await eventually(follows)
     finally:
         await asyncio.gather(*(writer.leave() for writer in writers.values()))
         await mirror.close()

@@ -11,7 +11,6 @@ from tests.index.redis.test_access import works
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import VERSIONS, RedisServer, binary
 
-from fairlead_index.groups import namespace_of
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.access_rules import (
     CannotManageUsers,
@@ -42,8 +41,11 @@ async def admin(own_server: RedisServer) -> AsyncIterator[RedisClient]:
 
 
 def access(server: RedisServer, role: Role, namespace: str, tmp_path: Path) -> RedisAccess:
-    (tmp_path / "password").write_text("current")
-    return RedisAccess(server.url, username=user_name(role, namespace), password_file=str(tmp_path / "password"))
+    folder = tmp_path / f"{role}-{namespace.replace('/', '-')}"
+    folder.mkdir(exist_ok=True)
+    (folder / "username").write_text(user_name(role, namespace))
+    (folder / "password").write_text("current")
+    return RedisAccess(server.url, str(folder))
 
 
 async def test_each_role_may_do_its_work(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
@@ -52,11 +54,10 @@ async def test_each_role_may_do_its_work(own_server: RedisServer, admin: RedisCl
     own_server.command("ACL", "SETUSER", "default", "off")
     worker, router = (access(own_server, role, A, tmp_path) for role in ROLES)
     await works(worker, A, router)
-    await works(worker, namespace_of(A, "a", 64), router)
 
 
 async def test_a_worker_may_store_responses(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
-    """The calls of `fairlead_worker.api.response_store`, on the keys of the plain namespace for every index group. No router may read."""
+    """The calls of `fairlead_worker.api.response_store`, on its service's keys. No router may read."""
     for role in ROLES:
         await ensure_user(admin, role, A, [sha256("current")])
     worker = Scripts(access(own_server, "worker", A, tmp_path), A, timeout=5.0)

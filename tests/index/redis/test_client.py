@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any
 
 import pytest
 from tests.index.conftest import as_coroutine, either, eventually
@@ -13,9 +12,8 @@ from tests.servers.redis_server import RedisServer
 from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import MAX_REPLY_BYTES, RedisError, connect
+from fairlead_index.redis.connection import MAX_REPLY_BYTES, RedisError
 from fairlead_index.redis.scripts import Scripts
-from fairlead_index.redis.shared import SharedConnection
 
 BLOCK = 4
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
@@ -77,40 +75,6 @@ async def test_a_slow_redis_does_not_break_the_pipeline(server: RedisServer, nam
     await scripts.close()
 
 
-@pytest.mark.parametrize("first", ["reply", "cancellation"])
-async def test_the_reply_to_a_cancelled_call_is_reported_once(first: str) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(65536)
-        asked.set()
-        await answer.wait()
-        writer.write(b"$1\r\na\r\n")
-        await reader.read(65536)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    node = ("127.0.0.1", server.sockets[0].getsockname()[1])
-    shared = SharedConnection(await connect(RedisAccess(f"redis://127.0.0.1:{node[1]}"), node), node, timeout=20.0)
-    late: list[Any] = []
-    call = asyncio.create_task(shared.send([("ECHO", "a")], on_late=late.append))
-    await asked.wait()
-    if first == "cancellation":
-        call.cancel()
-        await asyncio.wait({call})
-        answer.set()
-        await eventually(lambda: as_coroutine(late == [b"a"]))
-    else:
-        shared._requests[0].future.set_result([b"a"])
-        call.cancel()  # in the same iteration as the reply
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert late == [b"a"]
-    answer.set()
-    await shared.close()
-    server.close()
-
-
 async def test_a_cancelled_call_closes_its_connection_and_the_next_one_succeeds(server: RedisServer) -> None:
     """A pooled connection that owed a reply would give it to the next caller."""
     client = RedisClient(RedisAccess(server.url), 5.0)
@@ -131,7 +95,7 @@ async def test_a_cancelled_call_closes_its_connection_and_the_next_one_succeeds(
 
 
 async def test_a_command_whose_connection_breaks_is_sent_once() -> None:
-    """A repeated `quota` or `route` would charge or reserve twice. The next call connects again."""
+    """A repeated `quota` or `reserve` would charge or reserve twice. The next call connects again."""
     received = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

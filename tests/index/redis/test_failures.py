@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import redis
@@ -90,50 +89,13 @@ async def test_every_call_ends_in_time_and_the_index_recovers(server: RedisServe
         answer[0] = said
         began = time.monotonic()
         with pytest.raises(IndexUnavailable):
-            await reader.route(CHAIN, 256)
+            await reader.match(CHAIN)
         assert time.monotonic() - began < 0.7
         writer.remove(CHAIN[20:][::-1])
         answer[0] = None
         await eventually(lambda: equals(matched, {"a:1": 20 * BLOCK}))
         await writer.leave()
         await reader.close()
-
-
-@either
-@pytest.mark.parametrize("leaves", ["at the deadline", "cancelled"])
-async def test_a_reservation_made_after_the_caller_left_is_released(
-    server: RedisServer, namespace: str, leaves: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else would release it: the worker reports no load meanwhile."""
-    writer = IndexWriter(server.url, namespace, WorkerCard("a", "a:1", BLOCK), 60.0)
-    writer.start()
-    patient, reader = IndexReader(server.url, namespace, deadline=5.0), IndexReader(server.url, namespace, deadline=0.05)
-
-    async def reserved() -> list[int]:
-        return [worker.reserved_tokens for worker in await patient.workers()]
-
-    await eventually(lambda: equals(reserved, [0]))
-    await eventually(lambda: as_coroutine(writer.stats.pending == 0))
-    called: list[str] = []
-    call = reader._scripts.call
-
-    async def record(name: str, *args: bytes | str | int | float, **options: Any) -> list[Any]:
-        called.append(name)
-        return await call(name, *args, **options)
-
-    await reader.match(CHAIN)  # opens the connection
-    await patient.release((await patient.route(CHAIN, 256)).reservation)  # loads the scripts
-    monkeypatch.setattr(reader._scripts, "call", record)
-    server.client().client_pause(300)
-    routing = asyncio.create_task(reader.route(CHAIN, 256))
-    if leaves == "cancelled":
-        await eventually(lambda: as_coroutine(called == ["route"]))
-        routing.cancel()
-    with pytest.raises(asyncio.CancelledError if leaves == "cancelled" else IndexUnavailable):
-        await routing
-    await eventually(lambda: as_coroutine(called == ["route", "release"]))
-    await eventually(lambda: equals(reserved, [0]))
-    await asyncio.gather(writer.leave(), patient.close(), reader.close())
 
 
 async def test_a_connection_that_stays_silent_is_replaced() -> None:
@@ -182,8 +144,6 @@ async def test_a_primary_demoted_to_replica_and_promoted_again(own_server: Redis
 
     await eventually(lambda: equals(matched, {"a:1": 64 * BLOCK}))
     own_server.command("REPLICAOF", "127.0.0.1", 1)
-    with pytest.raises(IndexUnavailable):
-        await reader.route(CHAIN, 300)
     writer.remove(CHAIN[20:][::-1])
     await eventually(lambda: as_coroutine("READONLY" in writer.stats.last_error))
     own_server.command("REPLICAOF", "NO", "ONE")
@@ -229,7 +189,7 @@ async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
         return dict(zip(found, [client.ttl(key) for key in found], strict=True))
 
     for _ in range(3):
-        await reader.route(CHAIN, 300)
+        await reader.match(CHAIN)
         client.persist(f"{SCHEMA}:{{{namespace}}}:b\x00\x00\x03")  # as if it had been renewed long ago
         client.hdel(f"{SCHEMA}:{{{namespace}}}:meta", "renewed")
     await eventually(lambda: equals(lambda: as_coroutine(-1 in keys().values()), False))
@@ -265,7 +225,7 @@ async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
             server.command("SCRIPT", "FLUSH")  # as a restart loses them
             with contextlib.suppress(redis.ResponseError):  # 6.2 has none
                 server.command("FUNCTION", "FLUSH")
-            assert (await reader.route(CHAIN, 300)).candidates
+            await reader.match(CHAIN)
     await eventually(lambda: equals(lambda: reader.match(CHAIN), {"old:1": 64 * BLOCK}))
     await eventually(lambda: equals(lambda: other_reader.match(CHAIN), {"other:1": 32 * BLOCK}))
     assert (old.stats.joins, other.stats.joins) == (1, 1)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import struct
 import time
 from typing import Any
 
@@ -45,9 +46,9 @@ async def test_a_full_redis_keeps_leases_and_accepts_removals(
             a.report(WorkerLoad(running=1))
             await asyncio.sleep(0.05)
         assert {worker.pod: worker.load.running for worker in await reader.workers()} == {"a": 1, "b": 0}
-        route = await reader.route(CHAIN, 300)
-        assert {each.address: each.cached_tokens for each in route.candidates} == {"a:1": 20 * BLOCK, "b:1": 0} and route.reservation
-        await reader.release(route.reservation)
+        slot = (await reader.workers())[0].slot.to_bytes(2, "big")
+        await reader._scripts.call("reserve", b"router-1", b"", b"+" + slot + bytes(8) + struct.pack("<d", 300.0))
+        assert sum(worker.reserved_tokens for worker in await reader.workers()) == 300
         a.remove(CHAIN[10:40][::-1])
         await eventually(lambda: equals(lambda: reader.match(CHAIN), {"a:1": 10 * BLOCK}))
         own_server.command("CONFIG", "SET", "maxmemory", "0")

@@ -42,17 +42,13 @@ def against(check: Callable[[HostileRedis, list[bytes]], Coroutine[Any, Any, Non
 
 async def check_reader(server: HostileRedis, answers: list[bytes]) -> None:
     reader = IndexReader(server.url, "tests/hostile", deadline=0.2)
-    for call in (reader.route(HASHES, 48), reader.match(HASHES), reader.workers(), reader.recall(ADDRESS), reader.release(b"x" * 18)):
+    for call in (reader.match(HASHES), reader.deepest(HASHES, 12, b"", b""), reader.workers(), reader.recall(ADDRESS)):
         reader._backoff = Backoff()
         try:
             found = await call
         except IndexUnavailable:
             continue
-        if call.__name__ == "route":
-            assert isinstance(found.reservation, bytes)
-            for each in found.candidates:
-                assert 0 <= each.cached_tokens <= 48 and 0 <= each.expected_seconds < math.inf and isinstance(each.address, str)
-        elif call.__name__ == "match":
+        if call.__name__ in ("match", "deepest"):
             assert all(isinstance(address, str) and 0 <= tokens < 2**32 for address, tokens in found.items())
         elif call.__name__ == "workers":
             assert all(0 <= each.slot < 65536 and each.load.backlog_tokens >= 0 and each.block_tokens >= 1 for each in found)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -64,13 +65,8 @@ async def allow_recalls(scripts: Scripts) -> None:
     await scripts.redis.execute("DEL", scripts.key("r:recalled"), scripts.key("r:recalled:a:1"))
 
 
-def names_of(route: list[bytes]) -> list[str]:
-    """Return the candidates' pods."""
-    return [packed[27:].decode().removesuffix(":1") for packed in route[1:]]
-
-
-async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
-    reply = await scripts.call("match", hash_bytes(hashes))
+async def matched(scripts: Scripts, hashes: list[int] = CHAIN, *limits: int | bytes) -> dict[str, int]:
+    reply = await scripts.call("match", hash_bytes(hashes), *limits)
     return {address: tokens // 4 for address, tokens, _ in map(unpack_holder, reply)}
 
 
@@ -164,7 +160,7 @@ async def test_a_slot_is_not_reused_before_it_is_swept(scripts: Scripts) -> None
 async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: RedisServer, namespace: str) -> None:
     pod = await Pod(scripts, "a").join()
     await pod.apply("S", CHAIN)
-    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"")
+    await scripts.call("reserve", os.urandom(8), b"", b"+" + pod.slot + os.urandom(8) + struct.pack("<d", 64.0))
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
     assert mine and all(key.startswith(f"fl5:{{{namespace}}}:".encode()) for key in mine)
@@ -283,7 +279,7 @@ async def test_a_resynced_worker_joins_again_with_its_next_heartbeat(scripts: Sc
     assert await again.beat() == [b"OK", 1] and again.slot != pod.slot and await matched(scripts) == {"a:1": 3}
     assert await scripts.call("recall", "a:1") == [b"OK"]
     await scripts.call("leave", "a", again.epoch)
-    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"") == [b""]
+    assert await matched(scripts) == {} and await scripts.call("workers") == []
 
 
 @pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
@@ -293,41 +289,27 @@ async def test_leases_from_another_clock_are_hidden_until_they_are_renewed(scrip
     dead, alive = await Pod(scripts, "dead").join(lease_ms=5_000), await Pod(scripts, "alive").join(lease_ms=5_000)
     for pod in (dead, alive):
         await pod.apply("S", CHAIN)
-    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"")
+    await scripts.call("reserve", os.urandom(8), b"", b"+" + alive.slot + os.urandom(8) + struct.pack("<d", 64.0))
     shift_clock(server, scripts.prefix, skew_ms)
     assert await matched(scripts) == {} and await scripts.call("workers") == []
-    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"") == [b""]
     assert await alive.beat(rate=1000) == [b"OK", 0]
     assert await matched(scripts) == {"alive:1": 16}
     [owed] = [row[5] for row in [await scripts.call("workers")]]
     assert float(owed) == 0  # a lease that ends an hour from now does not count
 
 
-async def test_a_large_fleet_is_scored_by_its_soonest_workers_and_the_holders(scripts: Scripts) -> None:
+async def test_a_limited_match_finds_the_deepest_and_the_included_but_no_excluded_or_dead_workers(scripts: Scripts) -> None:
     pods = [await Pod(scripts, f"p{n:02}").join() for n in range(60)]
     for n, pod in enumerate(pods):
-        await pod.beat(rate=1000, backlog=1000 * (60 - n) if n != 7 else 60_000)
-    await pods[7].apply("S", CHAIN)
-    for n in range(50):  # dead workers at the front of the order hide no live one
-        await Pod(scripts, f"ghost{n}").join(lease_ms=1)
+        await pod.apply("S", CHAIN[: 12 if n == 7 else 9 if n == 8 else 3])
+    dead = await Pod(scripts, "ghost").join(lease_ms=1)
+    await dead.apply("S", CHAIN)
 
-    async def dead() -> bool:
-        return len(await scripts.call("workers")) == 60 * 18
+    async def hidden() -> bool:
+        return "ghost:1" not in await matched(scripts)
 
-    await eventually(dead)
-    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60, b"")
-    names = names_of(route)
-    assert names[:3] == ["p59", "p58", "p57"] and "p07" in names and not any(name.startswith("ghost") for name in names)
-    gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, b"", "p59:1", "p58:1")
-    assert names_of(gone)[:1] == ["p57"]
-
-
-async def test_full_and_slow_workers_do_not_displace_better_ones_of_a_large_fleet(scripts: Scripts) -> None:
-    for n in range(25):  # idle, and nothing fits
-        await (await Pod(scripts, f"full{n:02}").join()).beat(rate=1000, free=1, total=100, page=16)
-    for n in range(25):  # idle, and its streams are slow
-        await (await Pod(scripts, f"slow{n:02}").join()).beat(rate=1000, step=0.5)
-    await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1200, free=1000, total=1000, page=16)
-    route = await scripts.call("route", b"", 2048, os.urandom(8), 8, b"")
-    names = names_of(route)
-    assert names[0] == "busy" and all(name.startswith("slow") for name in names[1:])
+    await eventually(hidden)
+    included = b"".join(pod.slot for pod in (pods[58], dead))
+    found = await matched(scripts, CHAIN, 12, included, pods[8].slot)
+    assert next(iter(found.items())) == ("p07:1", 12) and found["p58:1"] == 3
+    assert 2 <= len(found) <= 13 and not {"p08:1", "ghost:1"} & found.keys()

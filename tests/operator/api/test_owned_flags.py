@@ -28,6 +28,6 @@ def test_a_flag_of_the_operator_is_refused_with_its_field(arg: str, instead: str
 def test_every_refused_flag_exists_and_other_flags_still_win() -> None:
     flags = {flag_name(name) for name, field in WorkerConfig.model_fields.items() if topic_of(field)}
     assert {f"--{flag}" for flag in OWNED_FLAGS} <= flags
-    allowed = ["--scheduling-policy=fair", "--threads", "3", "--model-of-another-release=1"]
+    allowed = ["--scheduling-policy=fcfs", "--threads", "3", "--model-of-another-release=1"]
     one = service(engine={"args": allowed})
     assert arguments(one, model_source(one.spec))[-4:] == allowed

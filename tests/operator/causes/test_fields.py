@@ -19,9 +19,11 @@ OWN = {
     "worker": {"spec.podTemplate", "spec.resources", "spec.engine", "spec.replicas", "spec.model"},
     "router": {"spec.router", "spec.routing"},
     "batch": {"spec.batch", "spec.routing.image"},
-    "prefetch": {"spec.podTemplate", "spec.model", "spec.engine.image"},
+    "prefetch": {"spec.podTemplate", "spec.model", "spec.engine.image", "spec.routing.image"},
 }
-"""Fields that shape the pods of each component."""
+OWN["engine"] = OWN["worker"]
+"""Fields that shape the pods of each component; `engine`: of a worker with runtime VLLM or SGLang."""
+WORKERS_SPEC = {"initContainers": [{"name": "engine"}], "containers": [{"name": "agent"}]}
 
 
 def unscheduled(message: str) -> dict[str, Any]:
@@ -72,8 +74,10 @@ def messages_of(component: str) -> list[str]:
         ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, None),
         (waits("ContainerCreating", "", own), PodEvent("FailedMount", 'persistentvolumeclaim "data" not found')),
     ]
-    found = [causes.find_pod_cause(pod("p", component, **state), event) for state, event in states]
-    found += [creation.make_failure_cause("FailedCreate", words.replace("OWN", own), component) for words in REFUSED]
+    label, spec = ("worker", WORKERS_SPEC) if component == "engine" else (component, {})
+    found = [causes.find_pod_cause({**pod("p", label, **state), "spec": spec}, event) for state, event in states]
+    owner = {"spec": {"template": {"spec": spec}}}
+    found += [creation.make_failure_cause("FailedCreate", words.replace("OWN", own), label, owner) for words in REFUSED]
     assert all(found)
     return [one.message for one in found if one is not None]
 
@@ -100,6 +104,7 @@ def test_advice_names_fields_of_the_failing_object(component: str) -> None:
             assert exists(path), f"no such field: {path} in: {message}"
             allowed = any(path == one or path.startswith(f"{one}.") for one in OWN[component] | OF_ALL)
             assert allowed, f"{path} does not shape the pods of the {component}: {message}"
+        assert component != "engine" or "container worker" not in message, f"no such container: {message}"
 
 
 @pytest.mark.parametrize(
@@ -127,3 +132,17 @@ def test_advice_names_fields_of_the_failing_object(component: str) -> None:
 def test_quotas_and_limit_ranges_have_the_field_that_they_lack(component: str, message: str, words: str) -> None:
     cause = creation.make_failure_cause("FailedCreate", message, component)
     assert re.search(words, cause.message), cause.message
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "field"),
+    [
+        ("worker", "engine", "spec.engine.image"),
+        ("worker", "agent", "spec.routing.image"),
+        ("worker", "proxy", "container proxy in spec.podTemplate"),
+        ("prefetch", "worker", "spec.engine.image (runtime VLLM or SGLang: spec.routing.image)"),
+    ],
+)
+def test_an_image_that_does_not_exist_has_the_field_of_its_container(component: str, name: str, field: str) -> None:
+    found = causes.find_pod_cause({**pod("p", component, **waits("ErrImagePull", "manifest unknown", name)), "spec": WORKERS_SPEC})
+    assert found is not None and f"{field}." in found.message, found

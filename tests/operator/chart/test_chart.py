@@ -42,6 +42,7 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "nonsense=1",
         "operator.nonsense=1",
         "defaults.gpus=-1",
+        "clusterDomain=x y",
         "redis.externalUrl=http://x",
         "redis.maxMemory=lots",
         "redis.externalUrl=redis://:p@x",
@@ -64,8 +65,6 @@ def test_invalid_values_are_refused(wrong: str) -> None:
         ("redis=null", "missing property 'redis'"),  # what a values file says with a section whose keys are all commented out
         ("images.worker=null", "missing property 'worker'"),
         ("redis.tls=null", "missing property 'tls'"),
-        ("redis.externalUrl=rediss://h:1,redis.tls.caKey=ca", "redis.tls names keys of a Secret: give redis.existingSecret"),
-        ("redis.externalUrl=rediss://h:1,redis.existingSecret=s,redis.tls.certKey=c", "certKey and redis.tls.keyKey go together"),
     ],
 )
 def test_missing_values_are_named(given: str, words: str) -> None:
@@ -321,7 +320,7 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
         (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]
         flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
-        server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
+        server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True}
         own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
         server_options |= {"lease_name": lease, "credentials_secret": own, "deployment": account, "namespaces": f"{namespace},{second}"}
         with run_operator(kubeconfig, namespace, router.url, **server_options):

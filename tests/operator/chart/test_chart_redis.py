@@ -19,39 +19,24 @@ from tests.servers.redis_server import free_port
 from fairlead_operator.credentials import certificates
 
 
-def test_an_external_redis_with_tls_and_a_secret() -> None:
-    made = template(
-        *("--set", "redis.externalUrl=rediss://r:6379", "--set", "redis.username=fairlead", "--set", "redis.existingSecret=index-redis"),
-        *("--set", "redis.tls.caKey=ca.crt", "--set", "redis.tls.certKey=tls.crt", "--set", "redis.tls.keyKey=tls.key"),
-    )
+def test_an_external_redis_with_a_secret() -> None:
+    made = template("--set", "redis.externalUrl=rediss://r:6379", "--set", "redis.existingSecret=index-redis")
     (deployment,) = [one for one in made if one["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]
-    files = {"password": "password", "ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
-    flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in files.items()}
-    assert flags | {"--redis-username=fairlead", "--credentials-secret=fl-fairlead-redis-credentials"} <= set(spec["containers"][0]["args"])
-    assert "--redis-bundled" not in spec["containers"][0]["args"]
-    (volume,) = [one["secret"] for one in spec["volumes"] if one["name"] == "redis"]
-    assert volume == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
-
-
-def test_sentinels_have_a_login_of_their_own() -> None:
-    values = (
-        "redis.externalUrl=redis+sentinel://s/index,redis.existingSecret=mine,redis.sentinelUsernameKey=su,redis.sentinelPasswordKey=sp"
-    )
-    (deployment,) = [one for one in template("--set", values) if one["kind"] == "Deployment"]
-    flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    folder = "/etc/fairlead/redis"
-    assert {f"--redis-sentinel-username-file={folder}/su", f"--redis-sentinel-password-file={folder}/sp"} <= set(flags)
+    flags = {"--redis-credentials=/etc/fairlead/redis", "--credentials-secret=fl-fairlead-redis-credentials"}
+    assert flags <= set(spec["containers"][0]["args"]) and "--redis-bundled" not in spec["containers"][0]["args"]
+    (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "redis"]
+    assert volume == {"sources": [{"secret": {"name": "index-redis", "optional": True}}], "defaultMode": 0o440}
 
 
 def test_the_charts_redis_always_requires_a_password() -> None:
     """With any values, two renderings are equal, so GitOps tools see no change, and none contains a password."""
     assert rendered() == rendered()
-    given = "--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=pw,redis.tls.existingSecret=cert"
+    given = "--set=redis.existingSecret=mine,redis.tls.existingSecret=cert"
     for arguments, sources in (
         ((), ["fl-fairlead-redis-credentials"] * 2),
         (("--set=redis.tls.enabled=false",), ["fl-fairlead-redis-credentials"]),
-        (("--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=",), ["fl-fairlead-redis-credentials"] * 2),
+        (("--set=redis.tls.existingSecret=cert",), ["fl-fairlead-redis-credentials", "cert"]),
         ((given,), ["mine", "cert"]),
     ):
         objects = template(*arguments)
@@ -61,9 +46,14 @@ def test_the_charts_redis_always_requires_a_password() -> None:
         (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "redis"]
         assert [one["secret"]["name"] for one in volume["sources"]] == sources
         assert not [one for one in volume["sources"] if one["secret"].get("optional")], "the pod waits for the password"
-        flags = made["fl-fairlead-operator"]["spec"]["template"]["spec"]["containers"][0]["args"]
-        assert {"--redis-bundled", "--redis-username=fairlead-operator", "--deployment=fl-fairlead-operator"} <= set(flags)
-        assert ("--redis-ca-file=/etc/fairlead/redis-tls/ca.crt" in flags) == ("cert" in sources)
+        operator = made["fl-fairlead-operator"]["spec"]["template"]["spec"]
+        flags = operator["containers"][0]["args"]
+        assert {"--redis-bundled", "--deployment=fl-fairlead-operator"} <= set(flags)
+        mounted = [
+            one["secret"]["name"] for volume in operator["volumes"] if volume["name"] == "redis" for one in volume["projected"]["sources"]
+        ]
+        assert mounted == [name for name in sources if name in ("mine", "cert")]
+        assert ("--redis-credentials=/etc/fairlead/redis" in flags) == bool(mounted)
         (url,) = [flag for flag in flags if flag.startswith("--redis-url=")]
         assert url.startswith("--redis-url=redis://") == (len(sources) == 1)
 

@@ -1,9 +1,8 @@
-"""A release with the real helm on a real API server: upgraded from the last release, and removed without a trace."""
+"""A release with the real helm on a real API server: installed, and removed without a trace."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.operator.support import apiserver, foreign_crds
@@ -11,13 +10,7 @@ from tests.operator.support.apiserver import wait_for_crd
 from tests.operator.support.chart import CHART, everything, helm
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import manifest
-from tests.operator.support.running_operator import StubRouter, run_operator
 
-from fairlead_operator.kube.kinds import kind_of
-from fairlead_operator.names import FIELD_MANAGER
-
-PREVIOUS = Path(__file__).parents[1] / "data" / "fairlead-0.1.0.tgz"  # the chart of 0.1.0, with the present names of CRD fields
-CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
 HOME = "fairlead-system"
 
@@ -56,33 +49,47 @@ def helmed(server: apiserver.ApiServer, *arguments: str) -> str:
     return done.stdout
 
 
-def test_upgrade_from_the_last_release_and_uninstall(
-    alone: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(alone.kubeconfig))
-    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace")
+def test_a_service_among_the_extra_objects_comes_after_the_crd(alone: apiserver.ApiServer, tmp_path: Path) -> None:
+    """First in this file: Helm keeps what the server served before."""
+    described = json.loads((CHART / "values.schema.json").read_text())["properties"]["extraObjects"]["description"]
+    assert "after the first install" in described and "--take-ownership" in described
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"crds": {"keep": False}, "extraObjects": [manifest("qwen", HOME)]}))
+    first = helm("install", "fl", str(CHART), "-f", str(values), "--namespace", HOME, kubeconfig=alone.kubeconfig)
+    assert first.returncode != 0 and "ensure CRDs are installed first" in first.stderr
+    assert not objects(alone), "nothing is installed half-way"
+    helmed(alone, "uninstall", "fl", "--ignore-not-found")
+
+    helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false", "--create-namespace")
     wait_for_crd(alone)
-    eventually(lambda: "exposure" not in crd_fields(alone))
-    old = objects(alone)
+    helmed(alone, "upgrade", "fl", str(CHART), "-f", str(values))
+    cluster = Cluster(alone, HOME)
+    assert cluster.get("inferenceservices", "qwen")["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    helmed(alone, "uninstall", "fl")
+    eventually(lambda: alone.get(CRD) is None)
+
+    applied = alone.kubectl("apply", "--server-side", "-f", str(CHART.parents[1] / "crds"))
+    assert applied.returncode == 0, applied.stderr
+    wait_for_crd(alone)
+    helmed(alone, "install", "fl", str(CHART), "-f", str(values), "--take-ownership")
+    assert cluster.get("inferenceservices", "qwen") is not None
+    helmed(alone, "uninstall", "fl")
+    eventually(lambda: alone.get(CRD) is None)
+
+
+def test_uninstall_keeps_services_unless_the_crd_goes_too(alone: apiserver.ApiServer) -> None:
+    helmed(
+        alone,
+        "install",
+        "fl",
+        str(CHART),
+        "--create-namespace",
+        *everything()[2:],
+        "--set=monitoring.podMonitors=false,monitoring.rules=false",
+    )
+    wait_for_crd(alone)
     cluster = Cluster(alone, "default")
     cluster.create(replicas=2)
-    applied_by_the_last_release(cluster)
-    before = {component: cluster.get("deployments", f"qwen-{component}")["spec"]["template"] for component in ("worker", "router")}
-    assert before["worker"]["spec"]["containers"][0]["image"] == "worker:0.1.0"
-
-    helmed(alone, "upgrade", "fl", str(CHART), *everything()[2:], "--set=monitoring.podMonitors=false", "--set=monitoring.rules=false")
-    assert old < objects(alone), "nothing went, something came"
-    eventually(lambda: "exposure" in crd_fields(alone))
-    kept = eventually(lambda: cluster.get("inferenceservices", "qwen"))
-    assert (
-        kept["spec"]["replicas"] == 2 and eventually(lambda: cluster.get("inferenceservices", "qwen")["spec"]["exposure"])["networkPolicy"]
-    )
-    with run_operator(alone.kubeconfig, "default", router.url):
-        eventually(lambda: alone.get("/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/qwen-worker"))
-        eventually(lambda: cluster.get("inferenceservices", "qwen").get("status", {}).get("observedGeneration"))
-        after = {component: cluster.get("deployments", f"qwen-{component}")["spec"]["template"] for component in before}
-        assert after == before, "an upgrade restarts no pod: its image and flags are those of the last release"
-
     helmed(alone, "uninstall", "fl")
     assert not objects(alone), "the release leaves nothing but its CRD"
     assert alone.get(CRD) is not None and cluster.get("inferenceservices", "qwen") is not None, "people's services stay (crds.keep)"
@@ -92,19 +99,6 @@ def test_upgrade_from_the_last_release_and_uninstall(
     helmed(alone, "uninstall", "fl")
     eventually(lambda: alone.get(CRD) is None), "no finalizer of ours holds a service, with no operator running"
     assert not objects(alone)
-
-
-def applied_by_the_last_release(cluster: Cluster) -> None:
-    uid = cluster.get("inferenceservices", "qwen")["metadata"]["uid"]
-    for child in json.loads(CHILDREN.read_text().replace('"UID"', f'"{uid}"')):
-        path = kind_of(child).path(cluster.namespace, child["metadata"]["name"])
-        code, answer = cluster.server.request("PATCH", f"{path}?fieldManager={FIELD_MANAGER}", child, "application/apply-patch+yaml")
-        assert code in (200, 201), answer
-
-
-def crd_fields(server: apiserver.ApiServer) -> Any:
-    (version,) = server.get(CRD)["spec"]["versions"]
-    return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 
 
 def test_monitoring_comes_with_the_crds_of_the_prometheus_operator(alone: apiserver.ApiServer) -> None:
@@ -153,11 +147,3 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
     run("uninstall", "a")
     assert not objects(alone)
     eventually(lambda: alone.get(CRD) is None)
-
-
-def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> None:
-    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,clusterDomain=kept.example")
-    helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
-    operator = alone.get("/apis/apps/v1/namespaces/fairlead-system/deployments/fl-fairlead-operator")
-    assert "--cluster-domain=kept.example" in operator["spec"]["template"]["spec"]["containers"][0]["args"]
-    helmed(alone, "uninstall", "fl")

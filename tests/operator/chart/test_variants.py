@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.chart import CHART, PROMETHEUS, helm, rendered, template
+from tests.operator.support.chart import CHART, PROMETHEUS, rendered, template
 
 VALUES = Path(__file__).parents[1] / "data" / "values"
 AIR_GAPPED = CHART / "values-air-gapped.yaml"
@@ -134,14 +134,3 @@ def test_two_namespaced_releases_share_no_object() -> None:
     assert {kind for kind, namespace, _ in names[0] if not namespace} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     operators = [one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"] for made in (first, second)]
     assert [f"--lease-namespace=home-{team}" in flags for team, flags in zip("ab", operators, strict=True)] == [True, True]
-
-
-def test_values_of_an_earlier_chart_are_accepted_or_named(tmp_path: Path) -> None:
-    """Of the chart of 7e6be7f all but `test.timeout`, now `test.timeoutSeconds`, and `watch.namespace`, now the list `watch.namespaces`."""
-    earlier = VALUES.parent / "values-7e6be7f.yaml"
-    refused = helm("template", "fl", str(CHART), "-f", str(earlier))
-    assert refused.returncode != 0 and "additional properties 'timeout' not allowed" in refused.stderr
-    assert "additional properties 'namespace' not allowed" in refused.stderr
-    text = earlier.read_text().replace("  timeout: ", "  timeoutSeconds: ")
-    (tmp_path / "values.yaml").write_text(text.replace('watch:\n  namespace: ""', "watch:\n  namespaces: []"))
-    assert rendered("-f", str(tmp_path / "values.yaml"))

@@ -93,19 +93,6 @@ def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
     assert config.api_keys_file and config.index_mode == "mirror" and config.metrics_names == "vllm" and config.hold_timeout == 120
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
-        ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "set spec.routing.policy to PrefixAware"),
-        ({"routing": {"forwardingMode": "Redirect"}, **KEYS}, "spec.routing.forwardingMode Redirect bypasses spec.access"),
-    ],
-)
-def test_conflicting_routing_fields_are_refused(spec: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidManifest, match=words):
-        service(**spec)
-
-
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_model_without_a_head_is_probed_by_an_embedding(keyed: bool) -> None:
     """With keys, the router's own probe embeds; without keys, the operator probes."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.children.test_desired import NOW
-from tests.operator.support.manifests import SETTINGS, manifest, service
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_common.http.inference_paths import INFERENCE
-from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import router_revision, worker_revision
@@ -205,11 +205,6 @@ def test_a_refused_pool_is_reported() -> None:
     plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": taken, "InferencePool": wrong}), SETTINGS, NOW)
     (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
     assert (said.status, said.reason) == ("False", "InvalidExtensionRef")
-
-
-def test_namespaces_without_a_policy_are_refused() -> None:
-    with pytest.raises(InvalidManifest, match=r"set spec\.exposure\.networkPolicy to Managed"):
-        InferenceService.parse(manifest(exposure={"networkPolicy": "None", "fromNamespaces": ["a"]}))
 
 
 def test_the_example_makes_what_its_page_says() -> None:

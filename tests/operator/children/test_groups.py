@@ -231,6 +231,7 @@ def test_an_unresponsive_lws_controller_is_reported() -> None:
     [
         (ENGINE, (), "LeaderWorkerSetMissing", "needs LeaderWorkerSet (leaderworkerset.x-k8s.io/v1, release 0.9 or newer)"),
         ({"tensorParallel": 32, "nodes": 2}, ("LeaderWorkerSet",), "TensorParallelUnsupported", "tensorParallel is 32 over 2 nodes"),
+        ({"runtime": "VLLM", "tensorParallel": 4, "args": ["-pp=4"]}, (), "TensorParallelUnsupported", "times the pipeline stages"),
     ],
 )
 def test_unsupported_specs_are_reported(engine: Any, served: tuple[str, ...], reason: str, words: str) -> None:

@@ -89,6 +89,25 @@ def test_the_pod_template_gives_labels_security_and_resources_without_devices() 
     assert worker["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 7
 
 
+@pytest.mark.parametrize(
+    ("given", "requested", "limit"),
+    [
+        ({"limits": {"cpu": "8"}}, "500m", "8"),
+        ({"limits": {"cpu": 8}}, "500m", 8),
+        ({"limits": {"cpu": "250m"}}, None, "250m"),
+        ({"limits": {"cpu": "8e0"}}, None, "8e0"),
+        ({"requests": {"cpu": "1"}}, "1", "4"),
+        ({"requests": {"cpu": "6"}}, "6", None),
+    ],
+)
+def test_one_amount_of_the_pod_template_leaves_the_other_as_it_is(given: Any, requested: Any, limit: Any) -> None:
+    """Kubernetes takes a limit alone for the request too: the limit that a quota wants of workers is more than a download needs."""
+    job = job_of(prefetching(podTemplate={"spec": {"containers": [{"name": "worker", "resources": given}]}}))
+    (worker,) = job["spec"]["template"]["spec"]["containers"]
+    assert (worker["resources"]["requests"].get("cpu"), worker["resources"]["limits"].get("cpu")) == (requested, limit)
+    assert worker["resources"]["requests"]["memory"] == "1Gi" and worker["resources"]["limits"]["memory"] == "4Gi"
+
+
 def test_a_job_that_gets_no_pod_is_a_fault_with_the_field_that_it_lacks() -> None:
     one = prefetching(replicas=0)
     live = stored(job_of(one)) | {"status": {"startTime": "2026-01-01T00:00:00Z"}}

@@ -16,11 +16,9 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed, ObservedRedis
-from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.settings import Settings
 
-FILES = ("username", "password", "ca.crt", "tls.crt", "tls.key")
-SECURED = replace(SETTINGS, redis_url="rediss://redis.data:6380", redis_files=FILES)
+SECURED = replace(SETTINGS, redis_url="rediss://redis.data:6380", redis_credentials=True)
 SEEN = ObservedRedis("PerService", installation="ab12", key="k" * 64, files={"ca.crt": "CA", "tls.crt": "CRT", "tls.key": "KEY"})
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -55,9 +53,7 @@ def given(seen: ObservedRedis | None, status: Any = None) -> dict[str, dict[str,
 def test_each_role_mounts_its_own_credentials_and_no_others() -> None:
     for role, spec in pods(SECURED).items():
         (container,) = spec["containers"]
-        flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("username", "password"), FILES, strict=False)}
-        flags |= {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("ca", "cert", "key"), FILES[2:], strict=True)}
-        assert {"--redis-url=rediss://redis.data:6380", *flags} <= index_settings(container)
+        assert {"--redis-url=rediss://redis.data:6380", "--redis-credentials=/etc/fairlead/redis"} <= index_settings(container)
         assert {"name": "redis", "mountPath": "/etc/fairlead/redis", "readOnly": True} in container["volumeMounts"]
         (volume,) = [one for one in spec["volumes"] if one["name"] == "redis"]
         assert volume["secret"] == {"secretName": f"qwen-redis-{role}", "optional": True, "defaultMode": 0o440}
@@ -95,7 +91,7 @@ def test_without_credentials_there_is_nothing_of_them() -> None:
     for settings in (SETTINGS, replace(SECURED, redis_url="")):
         assert not credentials(made(settings))
         for spec in pods(settings).values():
-            assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec).lower().replace("_", "-")
+            assert "/etc/fairlead/redis" not in json.dumps(spec)
             flags = {argument for argument in index_settings(spec["containers"][0]) if argument.startswith("--redis")}
             assert flags == ({f"--redis-url={settings.redis_url}"} if settings.redis_url else set())
 
@@ -114,22 +110,12 @@ def test_credentials_change_no_revision() -> None:
     assert worker_ == router_
 
 
-def test_groups_reach_both_sides_and_roll_both() -> None:
-    assert all("--index-groups=4" in index_settings(spec["containers"][0]) for spec in pods(SETTINGS, indexGroups=4).values())
-    one, four = service(), service(routing={"indexGroups": 4})
-    assert router_revision(one) != router_revision(four) and worker_revision(one) != worker_revision(four)
-    assert worker_revision(service(routing={"indexGroups": 1})) == worker_revision(one)
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"redis_url": "redis://:secret@r"}, "--redis-password-file"),
+        ({"redis_url": "redis://:secret@r"}, "--redis-credentials"),
         ({"redis_url": "http://r"}, "redis url"),
-        ({"redis_url": "redis://r", "redis_ca_file": "ca"}, "rediss"),
-        ({"redis_url": "rediss://r", "redis_cert_file": "c"}, "go together"),
         ({"redis_url": "redis://r", "redis_bundled": True}, "--credentials-secret"),
-        ({"redis_url": "redis://r", "redis_sentinel_password_file": "p"}, "sentinel://"),
     ],
 )
 def test_invalid_redis_flags_are_refused_by_name(wrong: dict[str, str], said: str) -> None:
@@ -137,29 +123,6 @@ def test_invalid_redis_flags_are_refused_by_name(wrong: dict[str, str], said: st
         OperatorConfig(worker_image="w", router_image="r", **wrong)
 
 
-@pytest.mark.parametrize(
-    ("flags", "files"),
-    [
-        ({}, ()),
-        ({"redis_password_file": "p"}, ()),  # no Secret to keep keys in
-        ({"redis_bundled": True, "credentials_secret": "s"}, ("username", "password")),
-        ({"redis_bundled": True, "credentials_secret": "s", "redis_url": "rediss://r"}, ("username", "password", "ca.crt")),
-        ({"redis_password_file": "p", "credentials_secret": "s", "redis_url": "rediss://r"}, ("username", "password")),
-        (
-            {"redis_ca_file": "c", "redis_cert_file": "d", "redis_key_file": "k", "credentials_secret": "s", "redis_url": "rediss://r"},
-            FILES[2:],
-        ),
-        (
-            {
-                "redis_sentinel_username_file": "u",
-                "redis_sentinel_password_file": "p",
-                "credentials_secret": "s",
-                "redis_url": "redis+sentinel://r/index",
-            },
-            ("sentinel-username", "sentinel-password"),
-        ),
-    ],
-)
-def test_the_files_follow_the_operators_flags(flags: dict[str, Any], files: tuple[str, ...]) -> None:
-    config = OperatorConfig(worker_image="w", router_image="r", **{"redis_url": "redis://r", **flags})
-    assert config.settings.redis_files == files
+def test_a_redis_without_passwords_gives_pods_its_certificates_alone() -> None:
+    seen = replace(SEEN, state="None")
+    assert given(seen)["qwen-redis-router"] == {"ca.crt": "CA", "tls.crt": "CRT", "tls.key": "KEY"}

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from tests.operator.support.manifests import SETTINGS, service
 
-from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.api import InferenceService
 from fairlead_operator.api.slo import SloClass
 from fairlead_operator.children import router
 from fairlead_operator.revisions import router_revision
@@ -47,26 +46,6 @@ def test_manifest_and_flag_have_the_same_keys() -> None:
 
     assert bounds(SloClass) == bounds(ServiceClass)
     assert MAX_CLASSES == 16
-
-
-@pytest.mark.parametrize(
-    ("slo", "words"),
-    [
-        ({"classes": [{"name": "chat"}], "defaultClass": "caht"}, "spec.slo.defaultClass must be batch or a name"),
-        ({"classes": [{"name": "chat"}, {"name": "chat"}]}, r"spec.slo.classes must not contain a name twice.*\(got chat\)"),
-        ({"classes": [{"name": "chat", "ttftMillisecondsPerThousandTokens": 9}]}, r"needs ttftMilliseconds: add it \(got class chat\)"),
-        ({"classes": [{"name": "Chat"}]}, "spec.slo.classes"),
-        ({"classes": [{"name": "chat", "ttftMilliseconds": 0}]}, "ttftMilliseconds"),
-    ],
-)
-def test_an_invalid_class_is_refused(slo: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidManifest, match=words):
-        service(slo=slo)
-
-
-def test_redirects_bypass_the_classes_and_are_refused() -> None:
-    with pytest.raises(InvalidManifest, match=r"Redirect bypasses spec\.access and spec\.slo"):
-        service(slo={"classes": CLASSES}, routing={"forwardingMode": "Redirect"})
 
 
 def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:

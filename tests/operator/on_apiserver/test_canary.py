@@ -4,11 +4,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from tests.operator.on_apiserver.test_operator import cluster
-from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
-from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.names import CANARY_FAILED
@@ -114,19 +111,3 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
 
 def failed_again(cluster: Cluster, new: str) -> str:
     return str(cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"].get("annotations", {}).get(CANARY_FAILED, ""))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"trafficPercent": 0},
-        {"analysisSeconds": "10m"},
-        {"maxErrorRateIncrease": "1.5"},
-        {"promotedRevision": "Not A Revision"},
-        {"retryToken": "a b"},
-    ],
-)
-def test_the_api_server_refuses_invalid_manifests(server: apiserver.ApiServer, namespace: str, wrong: dict[str, Any]) -> None:
-    body = manifest("qwen", namespace, rollout={"canary": wrong})
-    code, answer = server.request("POST", f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices", body)
-    assert code == 422 and f"spec.rollout.canary.{next(iter(wrong))}" in answer["message"]

@@ -4,7 +4,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 
 import pytest
-from tests.operator.credentials.test_redis_credentials import ADMINISTRATOR, SERVERS, accepts, secured
+from tests.operator.credentials.test_redis_credentials import SERVERS, accepts, secured
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
@@ -41,7 +41,7 @@ def test_secrets_users_rotation_and_a_restarted_redis(
         found = cluster.get("secrets", name)
         return {key: b64decode(value).decode() for key, value in found["data"].items()} if found else {}
 
-    flags = {"redis_url": f"redis://127.0.0.1:{redis_server.port}", "redis_bundled": True, "redis_username": ADMINISTRATOR}
+    flags = {"redis_url": f"redis://127.0.0.1:{redis_server.port}", "redis_bundled": True}
     with run_operator(server.kubeconfig, namespace, router.url, credentials_secret="own", deployment="operator", rotation_grace=1, **flags):
         given = {role: eventually(lambda role=role: held(f"qwen-redis-{role}")) for role in ("worker", "router")}
         (owner,) = cluster.get("secrets", "own")["metadata"]["ownerReferences"]
@@ -77,11 +77,11 @@ def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
     cluster.create()
     with run_operator(server.kubeconfig, namespace, router.url):
         before = eventually(args)
-    flags = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": ADMINISTRATOR}
+    flags = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True}
     with run_operator(server.kubeconfig, namespace, router.url, credentials_secret="own", **flags):
         eventually(lambda: cluster.get("secrets", "qwen-redis-router"))
         assert args() == before
         selector = "app.kubernetes.io/instance=qwen,app.kubernetes.io/component=router"
         done = server.kubectl("delete", "controllerrevisions", "-n", namespace, "-l", selector)
         assert done.returncode == 0, done.stderr
-        eventually(lambda: "--redis-username-file=/etc/fairlead/redis/username" in args())
+        eventually(lambda: "--redis-credentials=/etc/fairlead/redis" in args())

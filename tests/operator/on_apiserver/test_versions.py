@@ -83,15 +83,3 @@ def test_a_stored_service_becomes_v1_without_a_restart(alone: apiserver.ApiServe
     eventually(lambda: alone.request("GET", PATH.format("v1alpha1"))[0] == 404)
     kept = alone.get(f"{PATH.format('v1')}/qwen")
     assert kept["spec"] == stored["spec"] and kept["metadata"]["uid"] == stored["metadata"]["uid"]
-
-
-def test_the_earlier_version_is_not_removed_while_objects_are_stored_in_it(alone: apiserver.ApiServer) -> None:
-    """The API server keeps a user from losing services by skipping step 3."""
-    alone.create(CRDS, custom_resource_definition())
-    wait_for_crd(alone)
-    alone.create(PATH.format("v1alpha1"), manifest("qwen", "default"))
-    update(alone, with_v1(storage="v1", served=("v1alpha1", "v1")))
-    crd = with_v1(storage="v1", served=("v1",))
-    version = alone.get(f"{CRDS}/{NAME}")["metadata"]["resourceVersion"]
-    code, answer = alone.request("PUT", f"{CRDS}/{NAME}", {**crd, "metadata": {**crd["metadata"], "resourceVersion": version}})
-    assert code == 422 and "status.storedVersions" in answer["message"] and "v1alpha1" in answer["message"]

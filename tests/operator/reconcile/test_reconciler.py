@@ -130,7 +130,7 @@ async def test_a_rotation_reaches_pods_whose_spec_is_refused() -> None:
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     cache.put(body)
     seen = [ObservedRedis("PerService", key="old")]
-    settings = replace(SETTINGS, redis_files=("username", "password"))
+    settings = replace(SETTINGS, redis_credentials=True)
     loop = Reconciler(OWNER, replace(dependencies(cache, cluster), settings=settings, redis=lambda: seen[0]))
     await loop.reconcile()
     assert not cluster.applied, "nothing runs"

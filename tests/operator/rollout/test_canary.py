@@ -13,7 +13,6 @@ from tests.operator.simulated.deployments import ReplicaSet
 from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_common.canary_split import Durations, Side, SplitReport
-from fairlead_operator.api import InvalidManifest
 from fairlead_operator.children import router
 from fairlead_operator.names import CANARY_FAILED
 from fairlead_operator.observed import ObservedCanary
@@ -382,20 +381,3 @@ def test_the_split_is_no_part_of_the_routers_revision() -> None:
     made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS)}
     container = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert "--canary-file=/etc/fairlead/split/split.json" in container["args"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"trafficPercent": 0},
-        {"trafficPercent": 100},
-        {"analysisSeconds": "10m"},
-        {"promotion": "Forever"},
-        {"maxErrorRateIncrease": 0.01},
-        {"maxTTFTIncrease": "-1%"},
-        {"steps": []},
-    ],
-)
-def test_invalid_manifests_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidManifest, match=next(iter(wrong))):
-        service(rollout={"canary": wrong})

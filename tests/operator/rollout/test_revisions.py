@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import SETTINGS, manifest, service
@@ -71,23 +70,6 @@ def test_what_is_left_out_and_what_is_written_as_its_default_are_the_same() -> N
     assert non_default_fields(ServiceSpec.model_validate(spelled_out)) == {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 
 
-def defaults(part: type[BaseModel], path: str = "") -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, field in part.model_fields.items():
-        if not field.is_required():
-            value = field.get_default(call_default_factory=True)
-            made |= defaults(type(value), f"{path}{name}.") if isinstance(value, BaseModel) else {path + name: value}
-    return made
-
-
-def test_no_default_of_this_api_version_changes() -> None:
-    """A changed default would give running services another revision, and restart them when the operator is upgraded."""
-    found = {key: value for key, value in defaults(ServiceSpec).items() if value not in (None, [])}
-    new = {key: found[key] for key in found.keys() - DEFAULTS.keys()}
-    assert not new, f"new fields with a default: add {new} to DEFAULTS in this file"
-    assert found == DEFAULTS, "the default of a field must not change within one API version"
-
-
 def test_only_the_spec_restarts_workers(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,40 +126,3 @@ def test_a_revision_that_lost_its_labels_is_found_again(
 def numbers(cluster: Cluster) -> list[int]:
     listed = cluster.server.get(cluster.path("controllerrevisions"))["items"]
     return [body["revision"] for body in listed if body["metadata"]["name"].startswith("qwen-worker-")]
-
-
-DEFAULTS = {
-    "replicas": 1,
-    "engine.max_num_seqs": 256,
-    "engine.chunked_prefill": "Enabled",
-    "engine.chunked_prefill_size": 512,
-    "engine.max_prefill_tokens": 8192,
-    "engine.attention_backend": "Auto",
-    "engine.dtype": "Auto",
-    "engine.scheduling_policy": "ShortestJobFirst",
-    "engine.tensor_parallel": 1,
-    "engine.nodes": 1,
-    "engine.runtime": "Fairlead",
-    "engine.quantization": "None",
-    "engine.warmup_tokens": 8192,
-    "engine.warmup_timeout_seconds": 10,
-    "engine.kv_cache.page_tokens": 16,
-    "engine.kv_cache.block_tokens": 64,
-    "engine.kv_cache.dtype": "Auto",
-    "routing.policy": "PrefixAware",
-    "routing.index_groups": 1,
-    "routing.index_mode": "Auto",
-    "routing.replicas": 2,
-    "routing.hold_timeout_seconds": 30,
-    "engine.max_waiting_requests": 1024,
-    "routing.forwarding_mode": "Proxy",
-    "routing.metrics_names": "Fairlead",
-    "exposure.network_policy": "Managed",
-    "rollout.strategy": "Auto",
-    "rollout.surge_timeout_seconds": 30,
-    "rollout.paused": False,
-    "rollout.engine_version": "Pinned",
-    "rollout.drain_timeout_seconds": 120,
-    "rollout.progress_deadline_seconds": 3600,
-    "pod_disruption_budget.max_unavailable": 1,
-}

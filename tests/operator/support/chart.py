@@ -28,8 +28,13 @@ def rendered(*arguments: str) -> str:
     return done.stdout
 
 
+def load(text: str) -> list[Any]:
+    """Return the documents of a text, by libyaml: yaml.safe_load takes ten times as long for the chart's 200 KB."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+
 def template(*arguments: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(rendered(*arguments)) if document]
+    return load(rendered(*arguments))
 
 
 def everything() -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from typing import Any
 
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.engine import Engine
+from fairlead_operator.api.fields import changes_of
 from fairlead_operator.settings import Settings
 
 SETTINGS = Settings(worker_image="worker:1", router_image="control:1", redis_url="redis://redis:6379", default_gpus=1)
@@ -27,10 +29,8 @@ def service(name: str = "qwen", /, *, generation: int = 1, status: Any = None, *
 
 def unsupported_setting(field: str) -> dict[str, Any]:
     """`spec.engine` with another value than the default of a field that other engines do not have (`UNSUPPORTED`)."""
-    others: dict[str, Any] = {"hostSize": "1Gi", "size": "1Gi", "speculativeDecoding": {"method": "NGram"}, "quantization": "Int4"}
-    others |= {"attentionBackend": "Native", "schedulingPolicy": "LongestPrefixMatch", "blockTokens": 128, "nodes": 2}
     parent, _, last = field.rpartition(".")
-    value = {last: others.get(last, 99)}
+    value = {last: dict(changes_of(Engine))[field][-1]}
     return ({parent: value} if parent else value) | ({"tensorParallel": 2} if field == "nodes" else {})
 
 

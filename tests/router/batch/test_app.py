@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 import pytest
@@ -13,7 +14,7 @@ from tests.router.batch.deployment import line, to_file
 from tests.router.harness import eventually
 
 from fairlead_router.batch.app import PIECE_BYTES, BatchApp
-from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
@@ -29,16 +30,17 @@ NEW = {"input_file_id": "file-in", "endpoint": "/v1/completions", "completion_wi
 
 
 @asynccontextmanager
-async def serving(storage: Folder, root: Path) -> AsyncIterator[Client]:
-    """Serve a storage that holds the file `file-in` of three pieces."""
-    config, secret, metrics = BatchConfig(storage=f"file://{root}", router_url="http://127.0.0.1:1"), SharedSecret(""), BatchMetrics()
-    store, size = Store(storage, config), 3 * PIECE_BYTES
+async def serving(storage: Folder, root: Path, changing: asyncio.Lock | None = None, limits: BatchLimits = LIMITS) -> AsyncIterator[Client]:
+    """Serve a storage that holds the file `file-in` of three pieces. `changing`: replaces the lock of the store."""
+    secret, metrics = SharedSecret(""), BatchMetrics()
+    store, size = Store(storage, limits), 3 * PIECE_BYTES
+    store._changing = changing or store._changing
     await store.load()
     (root / "files" / "file-in").write_bytes(b"x" * size)
     await store.add_file(FileRecord("file-in", "", "in", "batch", size, 1, 2**40))
-    async with LineClient(config.router_url, secret) as client:
-        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), config, metrics, lambda: None)
-        app = BatchApp(store, runner, config, secret, metrics, lambda: None)
+    async with LineClient("http://127.0.0.1:1", secret) as client:
+        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), metrics, lambda: None)
+        app = BatchApp(store, runner, secret, metrics, lambda: None, limits)
         async with TestClient(TestServer(app.create())) as http:
             yield http
             await runner.close()
@@ -70,6 +72,14 @@ async def test_a_download_that_fails_ends_with_its_connection_and_without_other_
     assert received == b"x" * PIECE_BYTES
 
 
+async def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", b"x" * 70_000, filename="a")
+    async with serving(Folder(tmp_path), tmp_path, limits=BatchLimits(max_file_bytes=65_536)) as http:
+        answer = await http.post("/v1/files", data=form)
+        assert answer.status == 400 and "exceeds 65536 bytes" in await answer.text()
+
+
 class SlowBatches(Folder):
     """A storage that writes a new batch only when it may."""
 
@@ -84,13 +94,27 @@ class SlowBatches(Folder):
         await super().put(name, data)
 
 
+class WatchedLock(asyncio.Lock):
+    """A lock that tells when a task waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_waiter = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        if self.locked():
+            self.has_waiter.set()
+        return await super().acquire()
+
+
 async def test_a_file_is_not_deleted_while_a_batch_of_it_is_created(tmp_path: Path) -> None:
-    storage = SlowBatches(tmp_path)
-    async with serving(storage, tmp_path) as http:
+    storage, changing = SlowBatches(tmp_path), WatchedLock()
+    async with serving(storage, tmp_path, changing) as http:
         creating = asyncio.create_task(http.post("/v1/batches", json=NEW))
         await storage.is_writing.wait()
         deleting = asyncio.create_task(http.delete("/v1/files/file-in"))
-        await (await http.get("/health")).read()  # the deletion has arrived too
+        waiting = asyncio.create_task(changing.has_waiter.wait())
+        await asyncio.wait((waiting, deleting), return_when=asyncio.FIRST_COMPLETED)
         storage.may_write.set()
         assert (await creating).status == 200
         assert (await deleting).status == 400

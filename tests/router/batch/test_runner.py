@@ -18,7 +18,7 @@ from tests.router.batch.deployment import line, to_file
 from tests.router.harness import eventually
 
 from fairlead_router.batch.batch_run import BatchRun
-from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.config import BatchLimits
 from fairlead_router.batch.line_client import MAX_FAILURES, Answer, LineClient, Retry
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
@@ -103,10 +103,10 @@ async def run_batch(
     **fields: Any,
 ) -> tuple[BatchRecord, list[dict[str, Any]]]:
     """Run one batch to its end. Return it with all result lines. `fields`: of its record."""
-    config = BatchConfig(storage=f"file://{root}", router_url=url, max_line_bytes=max_line_bytes)
+    limits = BatchLimits(max_line_bytes=max_line_bytes)
     FAULTS.left = 0  # an earlier batch may have ended before all of its faults
     storage = folder(root)
-    store = Store(storage, config)
+    store = Store(storage, limits)
     await store.load()
     data = to_file(lines)
     (root / "files" / "file-in").write_bytes(data)
@@ -114,7 +114,7 @@ async def run_batch(
     batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30, **fields)
     await store.add_batch(batch)
     async with LineClient(url, SharedSecret("")) as client:
-        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), config, BatchMetrics(), lambda: None, first_pause=0.001)
+        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), BatchMetrics(), lambda: None, 0.001, limits)
         FAULTS.left = faults
         runner.start("batch_1")
         await eventually(lambda: store.batches["batch_1"].is_ended, "the batch ends")
@@ -195,7 +195,7 @@ async def test_lines_that_were_answered_before_a_batch_was_cancelled_are_counted
     data, storage, splitter = to_file([line("fast"), line("slow", prompt="slow")]), SlowFolder(tmp_path), LineSplitter(1 << 20)
     list(splitter.feed(data, is_last=True))
     async with router(answer) as url, LineClient(url, SharedSecret("")) as client:
-        store = Store(storage, BatchConfig(storage=f"file://{tmp_path}", router_url=url))
+        store = Store(storage)
         await store.load()
         (tmp_path / "files" / "file-in").write_bytes(data)
         batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30, total=2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.config import BatchLimits
 from fairlead_router.batch.records import BatchRecord, FileRecord
 from fairlead_router.batch.storage.base import StorageError
 from fairlead_router.batch.storage.folder import Folder
@@ -107,9 +107,8 @@ def batch_record(id: str, **fields: object) -> BatchRecord:
 
 
 async def test_a_start_removes_what_no_record_refers_to_and_keeps_what_a_batch_will_need(tmp_path: Path) -> None:
-    config = BatchConfig(storage=f"file://{tmp_path}", router_url="http://x")
     folder = Folder(tmp_path)
-    store = Store(folder, config)
+    store = Store(folder)
     await store.load()
     running, ended = batch_record("batch_1", status="finalizing", outcome="completed"), batch_record("batch_2", status="completed")
     await store.add_file(FileRecord("file-in", "anna", "in", "batch", 3, 1, 2**40))
@@ -119,7 +118,7 @@ async def test_a_start_removes_what_no_record_refers_to_and_keeps_what_a_batch_w
         await store.add_batch(batch)
         await store.logs(batch)[0].append([b"{}"])
     folder.close()
-    again = Store(Folder(tmp_path), config)
+    again = Store(Folder(tmp_path))
     await again.load()
     assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["file-batch_1-o", "file-in", "file-in.json"]
     assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["batch_1.json", "batch_1.output", "batch_2.json"]
@@ -128,7 +127,7 @@ async def test_a_start_removes_what_no_record_refers_to_and_keeps_what_a_batch_w
 
 
 async def test_expired_files_and_old_batches_go_but_not_an_input_in_use(tmp_path: Path) -> None:
-    store = Store(Folder(tmp_path), BatchConfig(storage=f"file://{tmp_path}", router_url="http://x", retention=100))
+    store = Store(Folder(tmp_path), BatchLimits(retention=100))
     await store.load()
     for id in ("file-in", "file-old"):
         (tmp_path / "files" / id).write_bytes(b"abc")

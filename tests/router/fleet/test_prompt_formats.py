@@ -81,6 +81,29 @@ async def test_during_a_rollout_a_model_is_tokenized_in_the_format_of_the_worker
     assert all(seen.tokens is not None for seen in newer.received)
 
 
+async def test_the_format_of_most_usable_workers_is_current_as_workers_get_unready_and_return(fleet: Fleet) -> None:
+    """The workers stay in the table, and keep their formats: only whether they are usable changes."""
+    older = [await fleet.worker(format=make_format(revision="r1")) for _ in range(2)]
+    newer = await fleet.worker(format=make_format(revision="r2"))
+    router = await fleet.router(*older, newer)
+    known = router.server.router.formats
+
+    def tag(worker: StandIn) -> str:
+        return router.table.get(worker.address).format_tag
+
+    async def is_current(worker: StandIn) -> None:
+        await eventually(lambda: known.current is not None and known.current.tag == tag(worker), f"the format of {worker.pod}")
+
+    assert tag(older[0]) == tag(older[1]) != tag(newer)
+    await is_current(older[0])
+    for worker in older:
+        worker.ready = False
+    await is_current(newer)
+    for worker in older:
+        worker.ready = True
+    await is_current(older[0])
+
+
 async def test_revisions_of_one_model_are_listed_once_with_the_smallest_max_model_len(fleet: Fleet) -> None:
     first = await fleet.worker(format=make_format())
     second = await fleet.worker(format=msgspec.structs.replace(make_format(revision="r2"), max_model_len=4096))

@@ -51,8 +51,11 @@ async def admin(redis: RedisServer) -> AsyncIterator[RedisClient]:
 async def user(redis: RedisServer, admin: RedisClient, role: str, namespace: str, folder: Path) -> RedisAccess:
     """Create a user of that role, as the operator does."""
     name = await ensure_user(admin, role, namespace, [hashlib.sha256(b"secret").hexdigest()])  # type: ignore[arg-type]
-    (folder / "password").write_text("secret")
-    return RedisAccess(redis.url, username=name, password_file=str(folder / "password"))
+    own = folder / name.replace("/", "-")
+    own.mkdir(exist_ok=True)
+    (own / "username").write_text(name)
+    (own / "password").write_text("secret")
+    return RedisAccess(redis.url, str(own))
 
 
 class LosesItsCache(StandIn):
@@ -162,6 +165,15 @@ def prompt(service: str, number: int) -> str:
     return f"{service} asks for something, number {number} of them, and goes on about it for a while"
 
 
+async def count_ignored(router: RunningRouter) -> float:
+    return await router.metric("fairlead_router_ignored_records_total")
+
+
+async def count_wrong(router: RunningRouter) -> float:
+    """Return what the audit of the index found."""
+    return await router.metric("fairlead_router_worker_prediction_error_ratio") + await router.metric("fairlead_router_recalls_total")
+
+
 async def ask(port: int, service: str, numbers: Iterator[int], pods: Counter[str]) -> None:
     """Send requests over one connection, one for each number. Asserts that every answer is a 200."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -192,7 +204,7 @@ async def test_a_workers_credential_can_only_degrade_routing_of_its_own_service(
     routers: list[tuple[RunningRouter, str]] = []
     for namespace, mode in itertools.product((A, B), ("remote", "mirror")):
         access = await user(redis, admin, "router", namespace, tmp_path)
-        settings = {"redis_url": redis.url, "redis_username": access.username, "redis_password_file": access.password_file}
+        settings = {"redis_url": redis.url, "redis_credentials": access.credentials}
         router = await fleet.router(*services[namespace], index_namespace=namespace, index_mode=mode, **settings)
         routers.append((router, namespace))
     redis.command("ACL", "SETUSER", "default", "off")
@@ -202,7 +214,7 @@ async def test_a_workers_credential_can_only_degrade_routing_of_its_own_service(
     tokens = [encoder.encode_text(prompt("a", number)) for number in range(PROMPTS)]
     blocks = [block_hashes(prompt_root(trap.format), each, 16) for each in tokens]
     assert all(len(each) > 2 for each in blocks)
-    attacker = Attacker(RedisAccess(redis.url, user_name("worker", A), str(tmp_path / "password")), A, trap.address, services[A])
+    attacker = Attacker(RedisAccess(redis.url, str(tmp_path / user_name("worker", A).replace("/", "-"))), A, trap.address, services[A])
     attack = asyncio.create_task(attacker.attack(blocks))
     try:
         pods: dict[str, Counter[str]] = {A: Counter(), B: Counter()}
@@ -211,6 +223,10 @@ async def test_a_workers_credential_can_only_degrade_routing_of_its_own_service(
             numbers = iter(range(REQUESTS // len(routers)))
             asking += [ask(router.port, namespace[-1], numbers, pods[namespace]) for _ in range(CLIENTS)]
         await asyncio.gather(*asking)
+        async with asyncio.timeout(60):  # on a busy machine, a router may have gone without the index for all of them
+            for router, namespace in routers:
+                while namespace == A and not (await count_ignored(router) and await count_wrong(router)):
+                    await ask(router.port, "a", iter(range(20)), Counter())
         assert not attack.done(), attack.exception()
     finally:
         attack.cancel()
@@ -224,14 +240,11 @@ async def test_a_workers_credential_can_only_degrade_routing_of_its_own_service(
         assert set(pods[namespace]) <= {worker.pod for worker in workers}
         assert all(one.json["prompt"].startswith(f"{namespace[-1]} ") for worker in workers for one in worker.received)
     for router, namespace in routers:
-        ignored = await router.metric("fairlead_router_ignored_records_total")
         shown = (await router.client.get("/fairlead/workers")).json()["ignored_records"]
-        wrong = await router.metric("fairlead_router_worker_prediction_error_ratio") + await router.metric("fairlead_router_recalls_total")
         if namespace == A:
-            assert ignored > 0 and any(one["address"] == trap.address and one["reason"] == "unknown_address" for one in shown)
-            assert wrong > 0, "the audit sees that the index is wrong"
+            assert any(one["address"] == trap.address and one["reason"] == "unknown_address" for one in shown)
         else:
-            assert not shown and not wrong, "another service is not affected"
+            assert not shown and not await count_wrong(router), "another service is not affected"
 
 
 class RecordForger:

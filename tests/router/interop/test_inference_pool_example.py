@@ -50,7 +50,7 @@ def test_the_picker_reaches_the_chart_s_redis_with_the_credentials_of_the_servic
     spec = picker["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     flags = dict(argument.removeprefix("--").partition("=")[::2] for argument in container["args"])
-    settings = Settings("w", "r", redis_url=flags["redis-url"], redis_files=("username", "password", "ca.crt"))
+    settings = Settings("w", "r", redis_url=flags["redis-url"], redis_credentials=True)
     assert flags["redis-url"].startswith("rediss://fairlead-redis.fairlead-system.svc.cluster.local:")
     assert redis.flags(service, settings).items() <= flags.items()
     *of_redis, responses = container["volumeMounts"]

@@ -96,6 +96,33 @@ async def test_without_a_body_in_time_only_load_decides(mode: int, fleet: Fleet)
             assert not (await exchange.read()).request_body.response.HasField("body_mutation")
 
 
+async def test_a_second_request_on_a_stream_is_refused_and_both_release_everything(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker()) as (router, asking):
+        routed = asking.exchange()
+        await routed.headers("/v1/models", method="GET", end=True)
+        await routed.picked()
+        await routed.headers("/v1/models", method="GET", end=True)
+        assert (await routed.refused())[0] == 400
+        await eventually(lambda: in_flight(router) == 0, "the refusal ends the first request")
+        reading = asking.exchange()
+        await reading.headers(PATH)
+        await reading.body(b"x" * 1000, end=False)
+        budget = router.server.router.handler.body_budget
+        await eventually(lambda: budget.total == 1000, "the body is reserved")
+        await reading.headers(PATH)
+        assert (await reading.refused())[0] == 400
+        await eventually(lambda: budget.total == 0, "the refusal releases the body")
+
+
+async def test_a_body_or_trailers_without_headers_are_refused(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker()) as (_, asking):
+        for send in (lambda exchange: exchange.body(prompt()), lambda exchange: exchange.trailers(checksum="1")):
+            exchange = asking.exchange()
+            await send(exchange)
+            status, body, _ = await exchange.refused()
+            assert status == 400 and b"request_header_mode: SEND" in body
+
+
 async def test_requests_without_a_prompt_are_forwarded_immediately(fleet: Fleet) -> None:
     worker = await fleet.worker()
     async with picking(fleet, worker) as (_, asking):

@@ -45,7 +45,7 @@ async def test_a_gateways_request_has_a_class_too(fleet: Fleet, tmp_path: Path) 
         await exchange.request(PATH, BODY, authorization=f"Bearer {ANNA}", x_slo_class="chat")
         mutation = (await exchange.read()).request_headers.response.header_mutation
         said = set_headers(mutation)
-        assert said["x-fairlead-priority"] == "3" and 50_000 < int(said["x-fairlead-deadline-ms"]) <= 60_000
+        assert said["x-fairlead-priority"] == "3"
         assert "x-slo-class" in mutation.remove_headers
         exchange.call.cancel()
         exchange = asking.exchange()

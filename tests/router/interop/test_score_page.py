@@ -63,7 +63,7 @@ async def test_without_an_index_the_workers_own_loads_count(fleet: Fleet) -> Non
     router = await fleet.router(await fleet.worker(), await fleet.worker())
     found = await score(router, {"messages": [{"role": "user", "content": "hello"}]})
     assert found["source"] == "local" and len(found["workers"]) == 2
-    assert {worker["cached_tokens"] for worker in found["workers"]} == {0}
+    assert min(worker["cached_tokens"] for worker in found["workers"]) == 0, "the prompt is expected at its home alone"
 
 
 async def test_what_has_no_score_is_refused(fleet: Fleet) -> None:

@@ -5,7 +5,7 @@ from tests.router.harness import Fleet
 
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.stack_metrics import WINDOW_SECONDS, StackMetrics
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import Call, Outcome, RequestHead
 
 DASHBOARD = {
     "vllm:healthy_pods_total",
@@ -58,8 +58,8 @@ def test_metrics_over_the_last_minute_return_to_zero_after_it() -> None:
     table.set_addresses(["a:1"])
     stack = StackMetrics(table, lambda: "m", lambda: now)
     for took, cached in ((0.5, 64), (1.5, None)):
-        call = Call("POST", "/v1/completions", b"", "id", [], None, "", started_at=now - took)
-        call.worker, call.first_byte_at, call.prompt_tokens, call.cached_tokens = "a:1", now, 128, cached
+        head = RequestHead("POST", "/v1/completions", "id", [], started_at=now - took)
+        call = Call(head, Outcome(worker="a:1", first_byte_at=now, prompt_tokens=128, cached_tokens=cached))
         stack.record(call)
 
     def value(name: str) -> float:

@@ -26,7 +26,7 @@ from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMB
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.request import body as body_module
-from fairlead_router.request import prompts, validation
+from fairlead_router.request import parser_pool, prompts, validation
 from fairlead_router.request.prompts import INLINE_BYTES, THREAD_OBJECTS, Prompt, Prompts
 
 LONG, SHORT = "界" * (LARGE // 3 + 100), "short " * (INLINE_BYTES // 3)
@@ -218,6 +218,26 @@ async def test_a_process_that_was_killed_is_replaced(fleet: Fleet, tmp_path: Pat
     assert (await asking).status_code == 413
     assert (await ask(router, ANNA, LONG)).status_code == 200
     assert pids(router) != [first]
+
+
+async def test_a_process_that_answers_too_late_is_replaced(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its late answer would be taken for that of the next body."""
+    router, _ = await guarded(fleet, tmp_path)
+    assert (await ask(router, ANNA, LONG)).status_code == 200
+    (first,) = pids(router)
+    ask_process = parser_pool.ParserProcess._ask
+
+    def ask_without_time(process: parser_pool.ParserProcess, *arguments: Any) -> Any:
+        monkeypatch.setattr(parser_pool.ParserProcess, "_ask", ask_process)
+        with pytest.MonkeyPatch.context() as only_now:
+            only_now.setattr(parser_pool, "ANSWER_SECONDS", 0)
+            return ask_process(process, *arguments)
+
+    monkeypatch.setattr(parser_pool.ParserProcess, "_ask", ask_without_time)
+    assert (await ask(router, ANNA, LONG)).status_code == 413
+    for _ in range(2):
+        assert (await ask(router, ANNA, LONG)).status_code == 200
+    assert first not in pids(router)
 
 
 async def test_a_dense_text_is_refused_after_twice_the_allowed_tokens(fleet: Fleet) -> None:

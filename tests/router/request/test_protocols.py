@@ -44,7 +44,7 @@ async def test_a_worker_gets_the_chats_tokens_and_the_clients_own_body(fleet: Fl
 async def test_a_body_that_is_no_chat_is_refused_by_the_worker(fleet: Fleet, path: str) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
-    for wrong in ({"tools": [{"type": "web_search_20260101"}]}, {"temperature": "hot"}, {"messages": 5, "input": 5}):
+    for wrong in ({"tools": [{"type": "custom"}]}, {"temperature": "hot"}, {"messages": 5, "input": 5}):
         await router.client.post(path, json=BODIES[path] | wrong)
         assert worker.received[-1].tokens is None and worker.received[-1].json == BODIES[path] | wrong
 

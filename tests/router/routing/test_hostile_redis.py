@@ -51,14 +51,13 @@ async def test_whatever_redis_answers_a_request_is_routed(fleet: Fleet, mode: st
     assert len([record for record in told if "ignored" not in record.getMessage()]) <= 3, "a line a minute of each reader"
 
 
-async def test_a_candidate_with_forged_figures_gets_sound_predictions(fleet: Fleet) -> None:
+async def test_a_holder_with_forged_figures_gets_sound_predictions(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"incarnation": INCARNATION})
     reply = [b""]
     async with HostileRedis(lambda: reply[0]) as redis:
         router = await fleet.router(worker, redis_url=redis.url, index_mode="remote")
-        for cached, microseconds in ((2**63 - 1, 0), (-(2**63), -(2**63)), (10**6, 2**63 - 1)):
-            head = struct.pack("<qqB8s2s", cached, microseconds, 1, bytes.fromhex(INCARNATION), b"\0\1")
-            reply[0] = encode([b"\0\1" + bytes(16), head + worker.address.encode()])
+        for cached in (2**63 - 1, -(2**63), 10**6):
+            reply[0] = encode([struct.pack("<q8s", cached, bytes.fromhex(INCARNATION)) + worker.address.encode()])
             answer = await router.complete(PROMPT)
             assert answer.status_code == 200
             assert 0 <= int(answer.headers.get("x-fairlead-predicted-tokens", 0)) <= len(PROMPT)

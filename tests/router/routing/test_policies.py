@@ -12,8 +12,8 @@ from tests.router.prompt_format import make_format
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
-from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.routing.local_fallback import choose_from_table
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.routing.chooser import Chooser, Prefixes
 from fairlead_router.routing.policies import LeastLoad, RoundRobin, RoutingRequest, Session
 
 
@@ -31,6 +31,12 @@ async def table() -> WorkerTable:
     for worker in table:
         worker.ready = True
     return table
+
+
+def choose(table: WorkerTable, hashes: "array[int]") -> Worker | None:
+    """Return the choice without an index."""
+    choice = Chooser(table, None).choose(RoutingRequest(64 * len(hashes), hashes), (), Prefixes({}, "local"))
+    return choice.worker if choice is not None else None
 
 
 def test_an_unchanged_health_check_does_not_change_the_candidates(table: WorkerTable) -> None:
@@ -84,7 +90,7 @@ async def test_a_session_moves_only_when_its_worker_goes(table: WorkerTable) -> 
 
 async def test_without_the_index_a_prefix_stays_on_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
     def chosen(hashes: list[int]) -> str:
-        worker = choose_from_table(RoutingRequest(64 * len(hashes), array("Q", hashes)), table)
+        worker = choose(table, array("Q", hashes))
         assert worker is not None
         return worker.address
 
@@ -107,7 +113,7 @@ async def test_without_the_index_a_slow_home_attracts_no_more_than_it_saves(tabl
     for worker in table:
         rate = 1000.0 if worker is home else 10_000.0
         worker.load = WorkerLoad(waiting=10, backlog_tokens=int(4 * rate), prefill_rate=rate)
-    assert home is not None and choose_from_table(RoutingRequest(64 * 40, hashes), table) is not home, (
+    assert home is not None and choose(table, hashes) is not home, (
         "32 of 40 blocks are cached there at most, and the others take twice as long as all of them elsewhere"
     )
 

@@ -344,8 +344,8 @@ def test_a_request_that_returns_as_told_is_served_within_32_times_the_work_befor
             before += tokens
 
 
-def test_a_short_prompt_waits_less_where_the_engine_takes_the_shortest_first() -> None:
-    """Behind n prompts it goes once they got n times its work. By arrival, all of them go before."""
+def test_a_cached_prompt_waits_less_where_the_engine_takes_the_best_cached_first() -> None:
+    """It is assumed to wait for n prompts of its work. By arrival, all of them go before."""
     worker = Worker("a:1", monotonic)
     worker.load = WorkerLoad(prefill_rate=1000.0, running=1, waiting=4, backlog_tokens=8000)
     now = worker.load_at
@@ -354,7 +354,7 @@ def test_a_short_prompt_waits_less_where_the_engine_takes_the_shortest_first() -
         return estimate_worker(worker, uncached, now).wait
 
     assert wait(100) == wait(5000) == pytest.approx(8), "by arrival, or not known"
-    worker.runs_shortest_first = True
+    worker.runs_cached_first = True
     assert wait(100) == pytest.approx(2 + 0.4) and wait(5000) == pytest.approx(8)
 
 

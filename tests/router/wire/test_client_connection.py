@@ -12,7 +12,7 @@ from tests.bare_client import UPGRADES
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
-from fairlead_router.wire.client_connection import KEEP_ALIVE_SECONDS, STALL_SECONDS, ClientConnection, Request
+from fairlead_common.http.client_connection import KEEP_ALIVE_SECONDS, STALL_SECONDS, ClientConnection, Request
 
 WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
 

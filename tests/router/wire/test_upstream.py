@@ -11,9 +11,9 @@ import pytest
 from tests.router.harness import Fleet, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
+from fairlead_common.http.client_connection import ClientConnection, Request
+from fairlead_common.http.response import Reply
 from fairlead_router.wire import connection_pool as pool
-from fairlead_router.wire.client_connection import ClientConnection, Request
-from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import MAX_HEAD_BYTES, Connection, UpstreamError
 
 

@@ -1,13 +1,16 @@
 """A client that does not read: its waiting outputs are bounded, and then its sequences are aborted."""
 
 import time
-from array import array
 
 import pytest
 
-from fairlead_worker.api.engine.client import MAX_UNREAD_BYTES, ClientTooSlow, EngineClient, Submission
+from fairlead_worker.api.engine.client import EngineClient
+from fairlead_worker.api.engine.generation import LEAST_WAITING_TOKENS, MAX_UNREAD_BYTES, MAX_WAITING_TOKENS, ClientTooSlow, Generation
 from fairlead_worker.api.http import to_api_error
 from fairlead_worker.ipc.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
+
+ONE = Submit("", bytes([1, 0, 0, 0]), Sampling(max_tokens=1_000_000), 0)
+"""A prompt of one token."""
 
 
 class Engine:
@@ -30,7 +33,7 @@ async def test_a_request_says_when_it_was_asked_for() -> None:
     engine, before = Engine(), time.monotonic()
     client = EngineClient(engine)
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
-    async with client.generate([Submission(array("I", [1]), Sampling(max_tokens=1), 0)]):
+    async with Generation(client, [ONE]):
         (submit,) = engine.heard
         assert isinstance(submit, Submit) and before <= submit.received_at <= time.monotonic()
 
@@ -39,9 +42,8 @@ async def test_what_waits_for_a_client_is_bounded() -> None:
     engine = Engine()
     client = EngineClient(engine)
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
-    submission = Submission(array("I", [1]), Sampling(max_tokens=1_000_000), 0)
     one = (TokenLogprobs(-1.0, tuple(range(20)), (-1.0,) * 20),)
-    async with client.generate([submission, submission]) as generation:
+    async with Generation(client, [ONE, ONE]) as generation:
         outputs = generation.outputs()
         first, second = (message.id for message in engine.heard if isinstance(message, Submit))
         client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
@@ -58,3 +60,16 @@ async def test_what_waits_for_a_client_is_bounded() -> None:
         with pytest.raises(ClientTooSlow) as slow:
             await anext(outputs)
     assert to_api_error(slow.value).code == "client_too_slow"
+
+
+async def test_a_list_of_short_prompts_enters_in_parts() -> None:
+    """Each sequence costs a step and messages, however short its prompt is."""
+    engine = Engine()
+    client = EngineClient(engine)
+    client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    some = MAX_WAITING_TOKENS // LEAST_WAITING_TOKENS
+    async with Generation(client, [Submit("", bytes([1, 0, 0, 0]), ONE.sampling, 0) for _ in range(2 * some)]):
+        assert len(engine.heard) == some and client.unsent == some
+        (first,) = (message.id for message in engine.heard[:1] if isinstance(message, Submit))
+        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
+        assert len(engine.heard) == some + 1 and client.unsent == some - 1

@@ -34,8 +34,6 @@ def test_prompts_of_different_salts_share_no_kv(shared: WorkerProcess) -> None:
     [
         ("X-Fairlead-Cache-Salt", "no hex"),
         ("X-Fairlead-Priority", "high"),
-        ("X-Fairlead-Deadline-Ms", "-5"),
-        ("X-Fairlead-Deadline-Ms", "soon"),
     ],
 )
 def test_headers_that_make_no_sense_are_refused(shared: WorkerProcess, name: str, value: str) -> None:

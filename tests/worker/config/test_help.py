@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
+from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
-from fairlead_worker.scheduler.config import POLICIES
 
 MOST_FLAGS, MOST_DESCRIPTION = 51, 160
 FLAGS = [name for name, field in WorkerConfig.model_fields.items() if topic_of(field)]

@@ -201,20 +201,12 @@ def test_addresses() -> None:
     assert WorkerConfig(model="file:///m", advertise="10.0.0.7:9").address(8000) == "10.0.0.7:9"
 
 
-def test_files_for_redis_reach_the_index_and_bad_ones_are_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables = {"URL": "rediss://r", "USERNAME": "u", "CA_FILE": "/ca", "PASSWORD_FILE": "/p"}
-    monkeypatch.setenv("FAIRLEAD_INDEX_NAMESPACE", "a/b")
+def test_the_url_and_the_credentials_of_redis_reach_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"INDEX_NAMESPACE": "a/b", "REDIS_URL": "rediss://r", "REDIS_CREDENTIALS": "/etc/redis"}
     for name, value in variables.items():
-        monkeypatch.setenv(f"FAIRLEAD_REDIS_{name}", value)
+        monkeypatch.setenv(f"FAIRLEAD_{name}", value)
     redis = _config().redis
-    assert redis is not None and (redis.username, redis.ca_file, redis.password_file) == ("u", "/ca", "/p")
-    for name, value, says in (("CERT_FILE", "/c", "its key"), ("URL", "redis://r", "rediss://")):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setenv(f"FAIRLEAD_REDIS_{name}", value)
-            _config()
-        assert says in capsys.readouterr().err
+    assert redis is not None and (redis.url, redis.credentials) == ("rediss://r", "/etc/redis")
 
 
 @pytest.mark.parametrize(

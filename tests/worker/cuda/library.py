@@ -18,78 +18,43 @@ SCHEDULE = 64
 def make_library(mode: DeviceMode) -> Any:
     """Return the part of FlashInfer that the worker uses."""
 
-    class Staged:
-        """A wrapper's schedule in pinned memory and on the device."""
+    class Wrapper:
+        """A wrapper, with its schedule in pinned memory and on the device. `buffers`: of a CUDA graph."""
 
-        def __init__(self, workspace: torch.Tensor) -> None:
-            self.workspace = workspace
-            self.staging = torch.empty(SCHEDULE, dtype=torch.uint8, pin_memory=True)
-            self.schedule = torch.empty(SCHEDULE, dtype=torch.uint8, device=workspace.device)
-            self.tables: list[torch.Tensor] = []
+        def __init__(self, inner: Any, workspace: torch.Tensor, layout: str, use_cuda_graph: bool, buffers: Any, **kind: Any) -> None:
+            self._inner, self._workspace = inner(_inner(workspace), layout, **kind), workspace
+            self._staging = torch.empty(SCHEDULE, dtype=torch.uint8, pin_memory=True)
+            self._schedule = torch.empty(SCHEDULE, dtype=torch.uint8, device=workspace.device)
+            self._buffers = list(buffers.values()) if use_cuda_graph else None
+            self._tables: list[torch.Tensor] = []
 
-        def stage(self) -> None:
-            self.staging.fill_(1)
-            self.schedule.copy_(self.staging, non_blocking=True)
+        def plan(self, *arguments: Any, **settings: Any) -> None:
+            parts = [part for part in arguments if isinstance(part, torch.Tensor)]
+            self._inner.plan(*map(_inner, arguments), **settings)
+            if self._buffers is None:
+                self._tables = [part.to(self._workspace.device, non_blocking=True) for part in parts]
+            else:
+                for buffer, part in zip(self._buffers, parts, strict=True):
+                    buffer[: len(part)].copy_(part, non_blocking=True)
+                self._tables = self._buffers
+            self._staging.fill_(1)
+            self._schedule.copy_(self._staging, non_blocking=True)
 
-        def run(self, plan: Any, q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, *scales: Any) -> torch.Tensor:
+        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
             def attend(q: Any, keys: Any, values: Any, out: Any, *read: Any) -> None:
-                plan().run(q, (keys, values), out, *scales)
+                self._inner._plan.run(q, (keys, values), out, k_scale, v_scale)
 
-            mode.kernel("attention", attend, (q, *kv, out, self.schedule, self.workspace, *self.tables), {}, [out, self.workspace])
+            read = (self._schedule, self._workspace, *self._tables)
+            mode.kernel("attention", attend, (q, *paged_kv_cache, out, *read), {}, [out, self._workspace])
             return out
 
-    class Prefill:
-        def __init__(self, workspace: torch.Tensor, layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Any) -> None:
-            self._staged = Staged(workspace)
-            self._inner = interpreter.BatchPrefillWithPagedKVCacheWrapper(_inner(workspace), layout, backend=backend)
-            self._buffers = list(buffers.values()) if use_cuda_graph else None
+    def prefill(workspace: torch.Tensor, layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Any) -> Wrapper:
+        inner = interpreter.BatchPrefillWithPagedKVCacheWrapper
+        return Wrapper(inner, workspace, layout, use_cuda_graph, buffers, backend=backend)
 
-        def plan(self, query: Any, indptr: Any, indices: Any, last: Any, *shape: Any, **settings: Any) -> None:
-            self._inner.plan(query, indptr, _inner(indices), last, *shape, **settings)
-            device = self._staged.workspace.device
-            if self._buffers is None:
-                self._staged.tables = [part.to(device, non_blocking=True) for part in (query, indptr, indices, last)]
-            else:
-                for buffer, part in zip(self._buffers, (query, indptr, indices, last), strict=True):
-                    buffer[: len(part)].copy_(part, non_blocking=True)
-                self._staged.tables = list(self._buffers)
-            self._staged.stage()
-
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
-
-    class Decode:
-        def __init__(
-            self,
-            workspace: torch.Tensor,
-            layout: str,
-            *,
-            use_tensor_cores: bool,
-            backend: str,
-            use_cuda_graph: bool = False,
-            paged_kv_indptr_buffer: Any = None,
-            paged_kv_indices_buffer: Any = None,
-            paged_kv_last_page_len_buffer: Any = None,
-        ) -> None:
-            self._staged = Staged(workspace)
-            self._inner = interpreter.BatchDecodeWithPagedKVCacheWrapper(
-                _inner(workspace), layout, use_tensor_cores=use_tensor_cores, backend=backend
-            )
-            self._buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer) if use_cuda_graph else None
-
-        def plan(self, indptr: Any, indices: Any, last: Any, *shape: Any, **settings: Any) -> None:
-            self._inner.plan(indptr, _inner(indices), last, *shape, **settings)
-            device = self._staged.workspace.device
-            if self._buffers is None:
-                self._staged.tables = [part.to(device, non_blocking=True) for part in (indptr, indices, last)]
-            else:
-                for buffer, part in zip(self._buffers, (indptr, indices, last), strict=True):
-                    buffer[: len(part)].copy_(part, non_blocking=True)
-                self._staged.tables = list(self._buffers)
-            self._staged.stage()
-
-        def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor, k_scale: Any, v_scale: Any) -> torch.Tensor:
-            return self._staged.run(lambda: self._inner._plan, q, paged_kv_cache, out, k_scale, v_scale)
+    def decode(workspace: torch.Tensor, layout: str, *, use_cuda_graph: bool = False, **named: Any) -> Wrapper:
+        kind = {name: named.pop(name) for name in ("use_tensor_cores", "backend")}
+        return Wrapper(interpreter.BatchDecodeWithPagedKVCacheWrapper, workspace, layout, use_cuda_graph, named, **kind)
 
     def append(key: Any, value: Any, rows: Any, positions: Any, kv: Any, indices: Any, indptr: Any, last: Any, layout: str) -> None:
         def store(key: Any, value: Any, rows: Any, positions: Any, keys: Any, values: Any, *tables: Any) -> None:
@@ -117,8 +82,8 @@ def make_library(mode: DeviceMode) -> Any:
         mode.kernel("quantize and append", store, (query, key, value, angles, zeros, *pages, *paging), {}, list(pages))
 
     return SimpleNamespace(
-        BatchPrefillWithPagedKVCacheWrapper=Prefill,
-        BatchDecodeWithPagedKVCacheWrapper=Decode,
+        BatchPrefillWithPagedKVCacheWrapper=prefill,
+        BatchDecodeWithPagedKVCacheWrapper=decode,
         append_paged_kv_cache=append,
         top_k=top_k,
         top_p_renorm_probs=top_p,
@@ -126,5 +91,5 @@ def make_library(mode: DeviceMode) -> Any:
     )
 
 
-def _inner(part: torch.Tensor) -> torch.Tensor:
+def _inner(part: Any) -> Any:
     return part.inner if isinstance(part, DeviceTensor) else part

@@ -18,7 +18,6 @@ from fairlead_worker.execution.cuda_graphs import decodes as graphs
 from fairlead_worker.execution.cuda_graphs.decodes import _Graph
 from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder
 from fairlead_worker.execution.host import CudaHostStore
-from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels import flashinfer, transfer
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
@@ -50,19 +49,9 @@ def save_starts_early(patch: Patch) -> None:
     edit(patch, CudaHostStore, "_save", ("self._out.wait_stream(compute)", "pass"))
 
 
-def staging_is_refilled_early(patch: Patch) -> None:
-    """The next group of pages overwrites staging memory that the copy before still reads: double buffers with one event too few."""
-    edit(patch, CudaHostStore, "_save", ("compute.wait_event(staging.emptied)", "pass"))
-
-
 def event_on_the_wrong_stream(patch: Patch) -> None:
     """An event of the current stream instead of the copying one is complete too early: `event.record()` without its argument."""
     edit(patch, CudaHostStore, "_save", ("staging.emptied.record(self._out)", "staging.emptied.record()"))
-
-
-def slot_is_read_before_its_save(patch: Patch) -> None:
-    """A prefix is loaded while it is still being saved: write-back caches that mark a page as present when its copy starts."""
-    edit(patch, CudaHostStore, "copy", ("self._in.wait_event(written)", "pass"))
 
 
 def load_into_temporary_memory(patch: Patch) -> None:
@@ -92,23 +81,9 @@ def plan_is_staged_early(patch: Patch) -> None:
     edit(patch, FlashInferBackend, "_stage", ("self._staged.synchronize()", "pass"))
 
 
-def fence_before_the_plan(patch: Patch) -> None:
-    """The event is recorded before the copies that it stands for."""
-    edit(patch, FlashInferBackend, "_stage", ("self._staged.synchronize()", "self._staged.synchronize(); self._staged.record()"))
-    for name in ("plan_parts", "plan_graph"):
-        edit(patch, FlashInferBackend, name, ("self._staged.record()", "pass"))
-
-
 def tokens_are_read_early(patch: Patch) -> None:
     """The host reads an asynchronous copy without waiting for it: sampled tokens of a `non_blocking` copy to the host."""
     edit(patch, transfer, "to_host", ("copied.synchronize()", "pass"))
-    patch.setattr(stream, "to_host", transfer.to_host)
-
-
-def tokens_event_before_the_copy(patch: Patch) -> None:
-    """The host waits for an event that precedes the copy."""
-    copy = "host.copy_(values, non_blocking=True)"
-    edit(patch, transfer, "to_host", (copy, "pass"), ("copied.record()", f"copied.record(); {copy}"))
     patch.setattr(stream, "to_host", transfer.to_host)
 
 
@@ -156,21 +131,6 @@ def eager_work_in_the_pool(patch: Patch) -> None:
     patch.setattr(CudaRecorder, "record", record_in_pool)
 
 
-def placeholders_on_another_stream(patch: Patch) -> None:
-    """The tokens of the step before are gathered on a stream of their own, which nothing waits for: vLLM's and SGLang's overlapped
-    scheduling both gather them beside the forward pass.
-    """
-    edit(
-        patch,
-        ModelRunner,
-        "run",
-        (
-            "            fill()\n        return",
-            "            with torch.cuda.stream(torch.cuda.Stream()):\n                fill()\n        return",
-        ),
-    )
-
-
 def drafted_token_on_another_stream(patch: Patch) -> None:
     """A drafted token is copied to the next pass on a stream of its own: draft loops that prepare inputs beside it (EAGLE workers)."""
     edit(
@@ -181,16 +141,6 @@ def drafted_token_on_another_stream(patch: Patch) -> None:
             "        step.tokens.copy_(drafted)\n",
             "        with torch.cuda.stream(torch.cuda.Stream()):\n            step.tokens.copy_(drafted)\n",
         ),
-    )
-
-
-def drafts_fill_on_another_stream(patch: Patch) -> None:
-    """The verifying pass does not wait for the draft tokens in its inputs."""
-    edit(
-        patch,
-        draft.Drafts,
-        "fill",
-        ("    step.tokens.index_copy_(", "    with torch.cuda.stream(torch.cuda.Stream()):\n        step.tokens.index_copy_("),
     )
 
 
@@ -232,30 +182,6 @@ def event_of_another_stream_in_a_capture(patch: Patch) -> None:
         return attend(self, *args)
 
     patch.setattr(_Graph, "attend", waiting)
-
-
-def query_in_a_capture(patch: Patch) -> None:
-    """An event is queried while a capture is under way, as NCCL's watchdog once did."""
-    attend = _Graph.attend
-
-    def asking(self: Any, *args: Any) -> torch.Tensor:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-        event.query()  # type: ignore[no-untyped-call]  # torch
-        return attend(self, *args)
-
-    patch.setattr(_Graph, "attend", asking)
-
-
-def side_stream_allocates_in_a_capture(patch: Patch) -> None:
-    """Another stream allocates while a capture is under way."""
-    attend = _Graph.attend
-
-    def allocating(self: Any, layer: int, query: torch.Tensor, *args: Any) -> torch.Tensor:
-        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch
-            torch.empty(4, device=query.device)
-        return attend(self, layer, query, *args)
-
-    patch.setattr(_Graph, "attend", allocating)
 
 
 def unjoined_stream_in_a_capture(patch: Patch) -> None:

@@ -4,11 +4,10 @@ import weakref
 from typing import Any
 
 from tests.worker.cuda.machine import Block
-from tests.worker.cuda.planted import REPLAY, Patch, edit
+from tests.worker.cuda.planted import Patch, edit
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fairlead_worker.execution.cuda_graphs.piecewise import PiecewiseGraphs, _PieceContext
-from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder
 
 
 class Borrowed:
@@ -58,32 +57,6 @@ def attention_on_another_stream(patch: Patch) -> None:
     )
 
 
-def inputs_on_another_stream(patch: Patch) -> None:
-    """The inputs of a step are copied beside the replay that reads them."""
-    copy = "        memory[:tokens].copy_(values)\n"
-    edit(patch, PiecewiseGraphs, "_fill", (copy, f"        with torch.cuda.stream(torch.cuda.Stream()):\n    {copy}"))
-
-
-def pieces_on_another_stream(patch: Patch) -> None:
-    """Pieces are replayed on the stream of their recording, and attention does not wait for it."""
-    again = (
-        "        for step in steps:\n"
-        "            with torch.cuda.stream(side if hasattr(step, '__self__') else compute):\n"
-        "                step()\n"
-    )
-    edit(patch, CudaRecorder, "record_pieces", (REPLAY, f"        side.wait_stream(compute)\n{again}"))
-
-
-def plan_of_the_recording(patch: Patch) -> None:
-    """Attention runs by the plan with which the pieces were recorded: what a break gets is bound at capture (sglang#38943)."""
-    edit(patch, PiecewiseGraphs, "run", ("_, self._parts = self._backend.plan_parts(step)", "pass"))
-
-
 def padding_on_the_first_page(patch: Patch) -> None:
     """Padding writes its keys to a page that a request has: engines without a page for it, as vLLM's slot -1 and SGLang's slot 0 are."""
     edit(patch, PiecewiseGraphs, "_fill", ("self._slots, step.slots, self._padding", "self._slots, step.slots, 0"))
-
-
-def positions_of_the_recording(patch: Patch) -> None:
-    """An input that is not copied before the replay keeps its old content: TensorRT-LLM#18207."""
-    edit(patch, PiecewiseGraphs, "_fill", ("        (self._positions, step.positions, 0),\n", ""))

@@ -1,8 +1,7 @@
 """Tensors of the modelled device: values in CPU memory, `device` cuda:0, and each operation launched on a `Machine`."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -309,18 +308,6 @@ class DeviceMode(TorchDispatchMode):
                 return part
         handle = self._found(answer)
         return self._take(answer) if handle is None else self._wrap(answer, handle)
-
-
-@contextmanager
-def no_device_start() -> Iterator[None]:
-    """Let `device="cuda"` be named without a driver."""
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
-    torch._C._ensureCUDADeviceGuardSet()
-    try:
-        yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(before)
 
 
 def _inner(part: Any) -> Any:

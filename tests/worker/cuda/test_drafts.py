@@ -72,7 +72,6 @@ def test_drafts_on_the_device_are_those_of_the_cpu() -> None:
     [
         (planted.drafted_token_on_another_stream, "is not ordered after"),
         (planted.drafts_are_read_early, "on the host is not ordered after a copy to the host"),
-        (planted.drafts_fill_on_another_stream, "is not ordered after"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -17,6 +17,10 @@ ACTIONS = st.lists(
 )
 
 
+BEFORE = [each for prompt in (5, 1, 3, 5, 1) for each in (("submit", prompt), ("step", 40))]
+AFTER = [each for prompt in (3, 5, 1) for each in (("submit", prompt), ("step", 40))]
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_no_access_depends_on_the_speed_of_a_stream(graphs: bool, expected: list[list[int]]) -> None:
     """Requests that are not aborted get their tokens, with prefixes that move to the host and back on the way."""
@@ -27,8 +31,8 @@ def test_no_access_depends_on_the_speed_of_a_stream(graphs: bool, expected: list
     def run(actions: list[tuple[str, int]]) -> None:
         nonlocal loads, aborts, replays
         with device_engine(graphs=graphs) as (engine, mode):
-            # Longer than the device's pages, so that each example evicts prefixes and loads them again.
-            for action, value in [("submit", 5), ("submit", 1), ("step", 3), ("submit", 3), *actions, ("submit", 5), ("submit", 1)]:
+            # Longer than the device's pages, one after the other, so that each example evicts prefixes and loads them again.
+            for action, value in [*BEFORE, ("submit", 3), *actions, *AFTER]:
                 if action == "submit":
                     engine.submit(value)
                 elif action == "abort":

@@ -3,16 +3,24 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
 from tests.worker.cuda.clocks import Clock, join
-from tests.worker.cuda.machine import Capture, Machine, Pool, StreamState
-from tests.worker.cuda.tensors import CUDA, DeviceMode, no_device_start
+from tests.worker.cuda.machine import Block, Capture, Machine, Pool, StreamState
+from tests.worker.cuda.tensors import CUDA, DeviceMode
 
 
-def parts_of(machine: Machine, mode: DeviceMode) -> dict[str, Any]:
+class Mode(Protocol):
+    """What runs operations on tensors of the device, with the host memory that the device may copy, by first address."""
+
+    host_blocks: dict[int, tuple[Block, int]]
+
+    def register(self, address: int, size: int, kind: str = "registered") -> Block: ...
+
+
+def parts_of(machine: Machine, mode: Mode, processors: int = 1) -> dict[str, Any]:
     """Return replacements by name, relative to `torch`."""
 
     class Event:
@@ -151,9 +159,11 @@ def parts_of(machine: Machine, mode: DeviceMode) -> dict[str, Any]:
         "cuda.graph": Graph,
         "cuda.graph_pool_handle": pool_handle,
         "cuda.cudart": Runtime,
-        "cuda.get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=1),
+        "cuda.get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=processors, major=9, minor=0, name="fake"),
         "cuda.get_device_capability": lambda device=None: (9, 0),
         "cuda.current_device": lambda: 0,
+        "cuda.device_count": lambda: 1,
+        "cuda.is_current_stream_capturing": lambda: machine.current.capture is not None,
         "cuda._lazy_init": lambda: None,
         "_C._cuda_endAllocateToPool": lambda device, pool: machine.end_recording(machine.pools[pool[1]]),
         "_C._cuda_releasePool": lambda device, pool: machine.release_pool(machine.pools[pool[1]]),
@@ -166,9 +176,20 @@ def modelled_device(is_old: bool = False) -> Iterator[DeviceMode]:
     """Run this context's work for cuda:0 on a new machine. `is_old`: as in `Machine`."""
     machine = Machine(is_old)
     mode = DeviceMode(machine)
-    with ExitStack() as stack:
-        for name, part in parts_of(machine, mode).items():
-            stack.enter_context(patch(f"torch.{name}", part, create=True))
-        stack.enter_context(no_device_start())
-        stack.enter_context(mode)
+    with replaced(parts_of(machine, mode)), mode:
         yield mode
+
+
+@contextmanager
+def replaced(parts: dict[str, Any]) -> Iterator[None]:
+    """Replace `parts` of torch in this context, where `device="cuda"` may be named without a driver."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch._C._ensureCUDADeviceGuardSet()
+    try:
+        with ExitStack() as stack:
+            for name, part in parts.items():
+                stack.enter_context(patch(f"torch.{name}", part, create=True))
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)

@@ -14,7 +14,8 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
@@ -92,14 +93,13 @@ class Engine:
     native_decoder: bool = True
     adapters: AdapterSet | None = None
     deterministic: bool = False
-    kept_prompts: int = 0
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots, self.kept_prompts)
+        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
-        self.runner: ModelRunner = make_runner(
-            self.loaded,
+        self.runner: ModelRunner = RunnerBuilder(
+            loaded=self.loaded,
             page_size=self.page_size,
             kv_pages=self.pages,
             backend=self.backend,
@@ -107,8 +107,7 @@ class Engine:
             native_decoder=self.native_decoder,
             adapters=self.adapters,
             deterministic=self.deterministic,
-            kept_prompts=self.kept_prompts,
-        )
+        ).build()
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
         self.forwards: list[int] = []

@@ -93,19 +93,6 @@ def test_alone_and_in_company_the_bits_are_the_same(dtype: str, native_decoder: 
     assert together == alone
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["model first", "adapter first"])
-def test_kept_logits_of_both_kinds_of_steps_are_exact(first: int, world_of: Callable[[str], World]) -> None:
-    """In bfloat16 the native decoder has logits in float32, and the modules of an adapter in bfloat16."""
-    world = world_of("llama")
-    world = replace(world, loaded=load_model(world.loaded.path.as_uri(), dtype="bfloat16"))
-    settings = {"deterministic": native() is None}  # as above
-    engine, prompts = world.engine(kept_prompts=4, **settings), PROMPTS[:2]
-    for number in (first, 1 - first):
-        once = told(engine, prompts, [number] * 2)
-        assert told(engine, prompts, [number] * 2) == once
-    assert told(engine, prompts * 2, [0, 0, 1, 1]) == told(world.engine(**settings), prompts * 2, [0, 0, 1, 1])
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -13,8 +13,9 @@ from tests.worker.exactness.pairwise import Case, pairwise
 from tests.worker.exactness.test_exactness import Case as Family
 from tests.worker.exactness.test_speculation import half_as_good
 
+from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.scheduler.config import POLICIES, SchedulerConfig
+from fairlead_worker.scheduler.config import SchedulerConfig
 
 DIMENSIONS: dict[str, tuple[object, ...]] = {
     "policy": POLICIES,

@@ -109,8 +109,8 @@ def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -
     [
         {"enable_mixed_chunk": False},
         {"itl_target_ms": 5},
-        {"policy": "sjf"},
-        {"policy": "fair", "itl_target_ms": 30},
+        {"policy": "lpm"},
+        {"policy": "lpm", "itl_target_ms": 30},
         {"policy": "fcfs", "enable_mixed_chunk": False},
     ],
     ids=str,

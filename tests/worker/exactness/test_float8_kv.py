@@ -20,7 +20,7 @@ def test_tokens_do_not_depend_on_chunks_cache_and_host_tier(family: str, tmp_pat
     cold = whole.serve(PROMPTS)
     assert whole.runner.backend.spec.kv_dtype == torch.float8_e4m3fn
     assert whole.serve(PROMPTS) == cold, "cached"
-    small = Engine(loaded, chunk=48, backend="reference", pages=40, host_slots=64, kept_prompts=4)
+    small = Engine(loaded, chunk=48, backend="reference", pages=40, host_slots=64)
     assert small.serve(PROMPTS) == cold and small.serve(PROMPTS) == cold
     plain = load_model(str(tmp_path), dtype="float32")
     assert Engine(plain, chunk=4096, backend="reference").serve(PROMPTS) != cold, "float8 is in use"

@@ -34,9 +34,9 @@ def test_prefixes_come_back_from_the_host(family: str, tmp_path: Path) -> None:
     [
         {"chunk": 64, "page_size": 4},
         {"chunk": 0, "page_size": 4, "policy": "fcfs"},
-        {"chunk": 16, "page_size": 1, "policy": "fair"},
+        {"chunk": 16, "page_size": 1, "policy": "lpm"},
         {"chunk": 64, "page_size": 16, "enable_mixed_chunk": False},
-        {"chunk": 32, "page_size": 4, "policy": "sjf", "dedupe_tokens": 1},
+        {"chunk": 32, "page_size": 4, "policy": "lpm", "dedupe_tokens": 1},
         {"chunk": 64, "page_size": 4, "itl_target_ms": 5},
     ],
     ids=str,

@@ -14,7 +14,8 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.execution.stream import DeviceStream
 from fairlead_worker.ipc.messages import Output, Sampling, Submit, ThinkingBudget
 from fairlead_worker.model.loader import LoadedModel, load_model
@@ -62,11 +63,11 @@ def work() -> list[Submit]:
     return made
 
 
-def parts(loaded: LoadedModel, pages: int, kept_prompts: int = 0, **settings: object) -> tuple[SchedulerConfig, PrefixCache, ModelRunner]:
+def parts(loaded: LoadedModel, pages: int, **settings: object) -> tuple[SchedulerConfig, PrefixCache, ModelRunner]:
     config = SchedulerConfig(loaded.max_model_len, **settings)  # type: ignore[arg-type]  # each its field's type
     # The compiled kernels give a row the same bits in any batch. torch's attention does so only with `--deterministic`.
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=pages, deterministic=native() is None, kept_prompts=kept_prompts)
-    return config, PrefixCache(PagePool(pages, PAGE), 2 * PAGE, extend, kept_prompts=kept_prompts), runner
+    runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=pages, deterministic=native() is None).build()
+    return config, PrefixCache(PagePool(pages, PAGE), 2 * PAGE, extend), runner
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +147,11 @@ def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **s
     [
         ("thread", 512, {"chunked_prefill_size": 48}),
         ("late", 512, {"chunked_prefill_size": 0}),
-        ("late", 512, {"chunked_prefill_size": 32, "enable_mixed_chunk": False, "policy": "fair"}),
+        ("late", 512, {"chunked_prefill_size": 32, "enable_mixed_chunk": False, "policy": "lpm"}),
         ("thread", 24, {"chunked_prefill_size": 48, "initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}),
-        ("at once", 40, {"chunked_prefill_size": 16, "policy": "sjf"}),
-        ("thread", 512, {"chunked_prefill_size": 48, "kept_prompts": 4}),
-        ("late", 40, {"chunked_prefill_size": 0, "kept_prompts": 4}),
+        ("at once", 40, {"chunked_prefill_size": 16, "policy": "lpm"}),
     ],
-    ids=["chunked", "whole", "unmixed", "scarce", "priority", "repeats", "late repeats"],
+    ids=["chunked", "whole", "unmixed", "scarce", "priority"],
 )
 def test_the_overlapped_loop_says_what_the_plain_one_says(
     loaded: LoadedModel, expected: Said, lane: str, pages: int, settings: dict[str, object]

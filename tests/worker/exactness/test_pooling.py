@@ -87,7 +87,7 @@ def test_chunked_cached_and_beside_generation(case: Case, settings: dict) -> Non
 
 def test_preempted_in_the_middle_of_its_prompt_it_goes_on_where_it_was(case: Case) -> None:
     """With room for one: what was summed stays summed, and is not summed again."""
-    engine = Engine(case.loaded, chunk=16, pages=21, settings={"policy": "sjf"})
+    engine = Engine(case.loaded, chunk=16, pages=21, settings={"policy": "lpm"})
     long, states = PROMPTS[-1], case.states[-1]
     engine.scheduler.submit(Submit("low", array("I", long).tobytes(), Sampling(1), 0, priority=9, pooling="mean"))
     outputs = []

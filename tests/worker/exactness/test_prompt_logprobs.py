@@ -139,7 +139,7 @@ def test_a_request_retracted_within_its_prompt_goes_on_where_it_was(tmp_path: Pa
             request = plan.rows[0].request
             engine.scheduler.advance(plan, engine.runner.execute(plan))
             engine.scheduler.preempt(request)
-            engine.scheduler.waiting.add_preempted(request)
+            engine.scheduler.waiting.add(request, lost_pages=True)
             assert request.prompt_logprobs is not None and request.prompt_logprobs.scored == 96
             continue
         if step == 6:
@@ -183,6 +183,17 @@ def test_logits_of_a_long_chunk_are_computed_in_blocks(tmp_path: Path, monkeypat
     ((_, got, _),) = serve(engine, [PROMPTS[-1]], [TOP])
     check(model, PROMPTS[-1], got)
     assert max(sizes) == 8
+    assert sum(sizes) == len(PROMPTS[-1]) - 1
+
+
+def test_a_cpu_scores_few_positions_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, loaded = load("llama", tmp_path)
+    monkeypatch.setattr(scoring, "CACHED_LOGITS", 3 * loaded.vocabulary_size)
+    score, sizes = scoring._score_block, []
+    monkeypatch.setattr(scoring, "_score_block", lambda logits, *rest: (sizes.append(len(logits)), score(logits, *rest))[1])
+    ((_, got, _),) = serve(Engine(loaded, 0), [PROMPTS[-1]], [TOP])
+    check(model, PROMPTS[-1], got)
+    assert max(sizes) == 3
     assert sum(sizes) == len(PROMPTS[-1]) - 1
 
 

@@ -88,8 +88,8 @@ def test_sampled_tokens_are_the_same_ones(method: str, tmp_path: Path) -> None:
     "settings",
     [
         {"enable_mixed_chunk": False},
-        {"policy": "fair", "itl_target_ms": 30},
-        {"policy": "sjf", "max_num_seqs": 3},
+        {"policy": "lpm", "itl_target_ms": 30},
+        {"policy": "lpm", "max_num_seqs": 3},
         {"speculative_num_tokens": 1},
         {"speculative_num_tokens": 12},
     ],

@@ -11,7 +11,8 @@ from tests.models import build_model, save_model
 
 from fairlead_worker.execution import batch_invariance
 from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, variable_window
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.reference import ReferenceBackend
@@ -24,7 +25,7 @@ def test_a_cpu_keeps_it(family: str, dtype: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     loaded = load_model(str(tmp_path), dtype=dtype)
     fix_rows(loaded.model)
-    check_invariance(make_runner(loaded, page_size=16, kv_pages=16, deterministic=True))
+    check_invariance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=16, deterministic=True).build())
 
 
 @pytest.mark.parametrize(("deterministic", "tolerance"), [(True, 0.0), (False, 1e-5)])
@@ -40,20 +41,22 @@ def test_torchs_attention_keeps_logits_within_rounding_and_exact_where_asked(
     monkeypatch.setattr(batch_invariance, "_compare", look)
     save_model("gemma2", tmp_path)  # windows and soft caps
     loaded = load_model(str(tmp_path), dtype="float32")
-    check_invariance(make_runner(loaded, page_size=16, kv_pages=16, backend="cpu", native_decoder=False, deterministic=deterministic))
+    check_invariance(
+        RunnerBuilder(loaded=loaded, page_size=16, kv_pages=16, backend="cpu", native_decoder=False, deterministic=deterministic).build()
+    )
     assert len(worst) > 60 and max(worst) <= tolerance
 
 
 def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
-    runner = make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=16, native_decoder=False)
+    runner = RunnerBuilder(loaded=load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=16, native_decoder=False).build()
     head = runner.loaded.model.lm_head
     plain = head.forward
     head.forward = lambda inputs: plain(inputs) * (1 + 1e-6 * inputs.shape[-2])
     with pytest.raises(NotInvariant, match=r"alone and in one chunk, token 0 of .* has other logits than in a batch"):
         check_invariance(runner)
     with pytest.raises(NotInvariant, match="set --kv-pages to at least"):
-        check_invariance(make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=3))
+        check_invariance(RunnerBuilder(loaded=load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=3).build())
 
 
 def test_windows_that_a_request_can_exceed_are_refused_on_flashinfer(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_windows_that_a_request_can_exceed_are_refused_on_flashinfer(tmp_path: P
         check_invariance(ModelRunner(loaded, backend))
     loaded = load_model(str(tmp_path), dtype="bfloat16", max_model_len=100)
     assert variable_window(ModelRunner(loaded, backend)) is None
-    assert variable_window(make_runner(loaded, page_size=16, kv_pages=16)) is None
+    assert variable_window(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=16).build()) is None
 
 
 def test_layers_multiply_the_same_number_of_rows() -> None:

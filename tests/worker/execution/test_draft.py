@@ -10,7 +10,7 @@ from tests.worker.execution.planner import Planner, make_request
 from tests.worker.sampling.test_verify import run
 
 from fairlead_worker.execution import draft as draft_module
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import Row
@@ -54,8 +54,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(
             for i, n in enumerate((1, 5, 16, 40))
         ]
 
-    plain, _, _ = run(make_runner(loaded, page_size=8, kv_pages=60), Planner(requests(), 60, 8, chunk))
-    runner = make_runner(loaded, page_size=8, kv_pages=60, draft=loaded)
+    plain, _, _ = run(RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60).build(), Planner(requests(), 60, 8, chunk))
+    runner = RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60, draft=loaded).build()
     planner = Asking(requests(), 60, 8, chunk)
     guessed = 0
     execute = runner.execute
@@ -79,7 +79,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
 def test_a_step_catches_up_on_a_bounded_number_of_tokens(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many requests without draft KV for their output need one large pass otherwise, which no memory profile includes."""
     monkeypatch.setattr(draft_module, "CATCH_UP", 6)
-    runner = make_runner(loaded, page_size=8, kv_pages=60, draft=loaded)
+    runner = RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60, draft=loaded).build()
     drafter = runner.drafter
     assert drafter is not None
     passes: list[int] = []
@@ -108,7 +108,7 @@ def test_a_step_catches_up_on_a_bounded_number_of_tokens(loaded: LoadedModel, mo
 
 def test_its_kv_has_as_many_pages_out_of_the_same_memory(loaded: LoadedModel) -> None:
     page_bytes = 2 * 2 * (16 + 16) * 16 * 4
-    runner = make_runner(loaded, page_size=16, kv_cache_bytes=page_bytes * 10, draft=loaded)
+    runner = RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=page_bytes * 10, draft=loaded).build()
     assert runner.backend.pages == 5
     assert runner.drafter is not None and runner.drafter._backend.pages == 5
 
@@ -117,8 +117,8 @@ def test_tokens_of_one_vocabulary_alone_do_no_harm(loaded: LoadedModel, tmp_path
     """The same tokenizer, and embeddings padded differently."""
     for size in (400, 600):
         save_model("llama", tmp_path / str(size), vocab_size=size)
-        runner = make_runner(loaded, page_size=8, kv_pages=60, draft=load_model(str(tmp_path / str(size))))
+        runner = RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60, draft=load_model(str(tmp_path / str(size)))).build()
         request = make_request("0", [500, 511, 450, 3], Sampling(max_tokens=20, temperature=0))
         tokens, _, _ = run(runner, Asking([request], 60, 8))
         again = make_request("0", [500, 511, 450, 3], Sampling(max_tokens=20, temperature=0))
-        assert tokens == run(make_runner(loaded, page_size=8, kv_pages=60), Planner([again], 60, 8))[0]
+        assert tokens == run(RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60).build(), Planner([again], 60, 8))[0]

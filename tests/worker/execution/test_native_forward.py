@@ -19,7 +19,8 @@ from fairlead_worker.execution import native_forward
 from fairlead_worker.execution.forward import ModuleForward, choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
@@ -155,9 +156,9 @@ def test_an_mlp_that_is_no_whole_number_of_panels_runs_by_its_modules(tmp_path: 
 
 def test_it_can_be_turned_off_and_needs_its_backend(tmp_path: Path) -> None:
     loaded = load(tmp_path)
-    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4).forward, NativeForward)
-    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4, native_decoder=False).forward, ModuleForward)
-    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4, backend="cpu").forward, ModuleForward)
+    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4).build().forward, NativeForward)
+    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, native_decoder=False).build().forward, ModuleForward)
+    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, backend="cpu").build().forward, ModuleForward)
 
 
 class Scaled(torch.nn.Module):
@@ -338,7 +339,7 @@ def test_long_texts_and_large_steps(tmp_path: Path) -> None:
     """Rope tables grow; more rows than an MLP takes at once."""
     loaded = load(tmp_path, "qwen3")
     request = make_request("long", [(j * 7) % 500 for j in range(2600)], Sampling(max_tokens=1))
-    runners = [make_runner(loaded, page_size=16, kv_pages=200, native_decoder=on) for on in (True, False)]
+    runners = [RunnerBuilder(loaded=loaded, page_size=16, kv_pages=200, native_decoder=on).build() for on in (True, False)]
     for start, count in ((0, 1300), (1300, 1299), (2599, 1)):
         got, want = (runner.logits(StepPlan([Row(request, start, count, array("i", range(200)), samples=True)])) for runner in runners)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

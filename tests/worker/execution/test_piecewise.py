@@ -16,14 +16,14 @@ from tests.worker.cuda import planted_pieces
 from tests.worker.execution.replayed import KERNELS, PAGE, PAGES, Replayed, filled_backend
 
 from fairlead.random_model import make_model
-from fairlead_worker.execution import runner as runner_module
-from fairlead_worker.execution import trial
+from fairlead_worker.execution import runner_builder as runner_module
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.cuda_graphs import piecewise
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, PiecewiseGraphs, record_pieces
-from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.execution.trial import Modes, Outcome, try_modes
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
+from fairlead_worker.execution.trial import try_graphs
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
@@ -44,7 +44,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piecewise, "SIZES", SIZES)
     monkeypatch.setattr(piecewise, "SLACK", float("inf"))  # this machine may be busy
-    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
 
 
 def recorded(
@@ -238,9 +237,16 @@ def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypat
     choose = PiecewiseGraphs.choose_sizes
     monkeypatch.setattr(PiecewiseGraphs, "choose_sizes", lambda self, most: chosen.append(most) or choose(self, most))
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
-    made = make_runner(
-        loaded, page_size=PAGE, backend="flashinfer", steps=steps, graph_rows=1, piece_tokens=32, mem_fraction_static=1.0, memory=memory
-    )
+    made = RunnerBuilder(
+        loaded=loaded,
+        page_size=PAGE,
+        backend="flashinfer",
+        steps=steps,
+        graph_rows=1,
+        piece_tokens=32,
+        mem_fraction_static=1.0,
+        memory=memory,
+    ).build()
     assert chosen == [20], "16 of a chunk beside 4 decodes"
     assert memory.recorder.recorded == [1, 16, 8, 4, 1, 16, 8, 4], "measured, given back, made"
     assert made.pieces is not None and made.pieces.sizes == [4, 8, 16] and memory.graphs == 4
@@ -249,44 +255,37 @@ def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypat
     assert memory.free() == memory.total, "the pieces are in a cycle, which is collected"
 
 
-def try_all(runner: ModelRunner) -> Outcome:
-    return try_modes(runner, SchedulerConfig(100, max_num_seqs=16, chunked_prefill_size=32), 100, True)
-
-
 def test_the_trial_runs_every_size_full_and_padded(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, _, _ = recorded(loaded, pages=120)
     assert runner.pieces is not None
-    tried, run = set[tuple[int, bool]](), PiecewiseGraphs.run
+    tried, run = set[int](), PiecewiseGraphs.run
 
     def counted(self: PiecewiseGraphs, step: PackedStep) -> torch.Tensor | None:
-        tried.add((len(step.tokens), max(step.counts) > 1 and min(step.counts) == 1))
+        tried.add(len(step.tokens) if max(step.counts) > 1 else 0)
         return run(self, step)
 
     monkeypatch.setattr(PiecewiseGraphs, "run", counted)
     pieces = runner.pieces
-    assert try_all(runner) == Outcome(Modes(graphs=True, overlap=True, pieces=True)) and runner.pieces is pieces
-    assert {(size, False) for size in (4, 5, 8, 9, 16, 17, 32)} <= tried, "a prompt of 1 is a decode"
-    assert any(mixed for _, mixed in tried)
+    assert try_graphs(runner) == "" and runner.pieces is pieces
+    assert {2, 4, 6, 8, 10, 16, 18, 32} <= tried
 
 
 @pytest.mark.parametrize(
     "plant",
     [
         planted_pieces.fresh_output,
-        planted_pieces.plan_of_the_recording,
         planted_pieces.padding_on_the_first_page,
-        planted_pieces.positions_of_the_recording,
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_the_trial_turns_off_pieces_that_give_other_tokens_and_nothing_else(
+def test_the_trial_turns_off_pieces_that_give_other_numbers_and_nothing_else(
     plant: Callable[[pytest.MonkeyPatch], None], loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     runner, _, _ = recorded(loaded, most=8)
-    outcome = try_all(runner)
-    assert outcome.modes == Modes(graphs=True, overlap=True) and runner.pieces is None and runner.graphs is not None
-    assert outcome.failure.startswith("the start-up trial failed, and these are off: piecewise CUDA graphs: ")
+    failure = try_graphs(runner)
+    assert runner.pieces is None and runner.graphs is not None
+    assert failure.startswith("piecewise CUDA graphs failed the start-up trial and are off: ")
 
 
 def test_pieces_that_raise_are_off(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,5 +294,4 @@ def test_pieces_that_raise_are_off(loaded: LoadedModel, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(PiecewiseGraphs, "run", fail)
     runner, _, _ = recorded(loaded, most=4)
-    outcome = try_all(runner)
-    assert outcome.modes == Modes(graphs=True, overlap=True) and "the replay failed" in outcome.failure
+    assert "the replay failed" in try_graphs(runner) and runner.pieces is None and runner.graphs is not None

@@ -8,7 +8,7 @@ from tests.models import VOCABULARY, save_model
 from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -63,19 +63,19 @@ def test_a_page_table_too_short_is_refused() -> None:
 
 
 def test_storage_is_sized_by_pages_or_bytes(loaded: LoadedModel) -> None:
-    assert make_runner(loaded, page_size=16, kv_pages=9).backend.pages == 9
+    assert RunnerBuilder(loaded=loaded, page_size=16, kv_pages=9).build().backend.pages == 9
     page_bytes = 2 * 2 * (16 + 16) * 16 * 4
-    assert make_runner(loaded, page_size=16, kv_cache_bytes=page_bytes * 5 + 1).backend.pages == 5
+    assert RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=page_bytes * 5 + 1).build().backend.pages == 5
     with pytest.raises(ValueError, match=f"one page of 16 tokens takes {page_bytes} bytes"):
-        make_runner(loaded, page_size=16, kv_cache_bytes=1)
+        RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=1).build()
 
 
 def test_an_empty_plan_does_nothing(loaded: LoadedModel) -> None:
-    assert make_runner(loaded, page_size=16, kv_pages=1).execute(StepPlan()).tokens == []
+    assert RunnerBuilder(loaded=loaded, page_size=16, kv_pages=1).build().execute(StepPlan()).tokens == []
 
 
 def test_only_sampling_rows_come_back(loaded: LoadedModel) -> None:
-    runner = make_runner(loaded, page_size=4, kv_pages=10)
+    runner = RunnerBuilder(loaded=loaded, page_size=4, kv_pages=10).build()
     chunk = make_request("chunk", range(2, 12), sampling(1))
     whole = make_request("whole", range(2, 7), sampling(1, temperature=0, logprobs=3))
     plan = StepPlan([Row(chunk, 0, 6, pages(0, 1), samples=False), Row(whole, 0, 5, pages(2, 3), samples=True)])
@@ -98,7 +98,7 @@ def test_tokens_do_not_depend_on_company_or_chunks(loaded: LoadedModel, settings
 
     def run(chosen: list[list[int]], chunk: int) -> list[list[int]]:
         requests = [make_request(str(i), prompt, sampling(10, **settings)) for i, prompt in enumerate(chosen)]
-        Planner(requests, 60, 8, chunk).run(make_runner(loaded, page_size=8, kv_pages=60))
+        Planner(requests, 60, 8, chunk).run(RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60).build())
         return [request.tokens[request.prompt_length :].tolist() for request in requests]
 
     assert run(prompts, chunk) == [run([prompt], 1 << 30)[0] for prompt in prompts]

@@ -12,7 +12,7 @@ from tests.models import VOCABULARY, save_model
 
 from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.execution.memory_profile import largest_plan, run_largest_step
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, profile_memory
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import draw as draw_module
@@ -120,7 +120,7 @@ def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     loaded = load_model(str(tmp_path))
     config = SchedulerConfig(max_model_len=300, max_num_seqs=5, chunked_prefill_size=64)
-    runner = make_runner(loaded, page_size=16, kv_pages=1, backend="reference")
+    runner = RunnerBuilder(loaded=loaded, page_size=16, kv_pages=1, backend="reference").build()
     seen = []
 
     def logits_of(plan) -> torch.Tensor:
@@ -149,5 +149,5 @@ def test_the_profile_includes_the_largest_pass_of_a_draft_model(tmp_path: Path) 
             assert largest == {"model": 64 + 5 * (1 + 3), "draft": 64 + 5 + CATCH_UP}
             return GIB
 
-    made = make_runner(loaded, page_size=16, backend="reference", draft=draft, steps=steps, memory=Memory(2 * GIB, 0, 0))
+    made = RunnerBuilder(loaded=loaded, page_size=16, backend="reference", draft=draft, steps=steps, memory=Memory(2 * GIB, 0, 0)).build()
     assert made.step_tokens == 64 + 5 * (1 + 3)

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.fake.gpu import FakeGpu
-from bench.gpu.fake.record import Record, count_names
-from bench.gpu.fake.worker import FakeGroup, fake_worker
 from tests.worker.execution.planner import Planner, make_request
+from tests.worker.fake_gpu.device.gpu import FakeGpu
+from tests.worker.fake_gpu.device.record import Record, count_names
+from tests.worker.fake_gpu.device.worker import FakeGroup, fake_worker
 from tests.worker.fake_gpu.runs import GREEDY, PAGE, load
 
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.scheduler.plan import StepPlan
 
 FILE = Path(__file__).parent / "budgets.json"
@@ -82,10 +83,10 @@ def run(gpu: FakeGpu, family: str, quantization: str, settings: dict[str, Any], 
     """Return what each of `steps` records: decodes, a chunk of a prompt, or both; the latter two also in pieces."""
     group = FakeGroup(gpu, 0, 2) if sharded else None
     loaded = load(family, group, quantization, **settings)
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=64)
+    runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=64).build()
     made = {step: record(gpu, runner, step) for step in steps if not step.endswith(PIECEWISE)}
     if len(made) < len(steps):
-        runner = make_runner(loaded, page_size=PAGE, kv_pages=64, graph_rows=1, piece_tokens=128)
+        runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=64, graph_rows=1, piece_tokens=128).build()
     return made | {step: record(gpu, runner, step) for step in steps if step.endswith(PIECEWISE)}
 
 

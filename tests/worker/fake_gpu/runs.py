@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.fake.worker import FakeGroup, make_model
 from safetensors.torch import save_file
 from tests.models import FAMILIES
 from tests.worker.exactness.families import MORE
 from tests.worker.execution.planner import Planner, make_request
+from tests.worker.fake_gpu.device.worker import FakeGroup, make_model
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.execution.runner import ModelRunner

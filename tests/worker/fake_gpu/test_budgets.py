@@ -5,8 +5,8 @@ A change that needs more has to write the budgets again, and so show it: `python
 
 import pytest
 import torch
-from bench.gpu.fake.gpu import CUDA, FakeGpu
 from tests.worker.fake_gpu.budgets import CASES, PIECES, PIECEWISE, exceeded, measure, read
+from tests.worker.fake_gpu.device.gpu import CUDA, FakeGpu
 
 from fairlead_worker.model.lowbit.int4 import MANY, int4_linear
 

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from bench.gpu.fake.gpu import FakeGpu
-from bench.gpu.fake.worker import FakeGroup
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.execution.test_draft import Asking
+from tests.worker.fake_gpu.device.gpu import FakeGpu
+from tests.worker.fake_gpu.device.worker import FakeGroup
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve, write_adapter
 from tests.worker.fake_gpu.waits import SCORE, unexpected
 from tests.worker.sampling.test_verify import run as serve_all
@@ -28,8 +28,8 @@ from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.execution import trial
 from fairlead_worker.execution.draft import Drafts
 from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.execution.trial import Modes, Outcome, try_modes
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Failed, FromEngine, PoolingKind, Sampling, Step, StepModes, Stop, Submit, ToEngine
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
@@ -74,7 +74,7 @@ def run_engine(runner: ModelRunner, samplings: Sequence[Sampling], overlapped: b
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_the_loops_wait_for_tokens_only(gpu: FakeGpu, overlapped: bool) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4).build()
     gpu.record.clear()
     run_engine(runner, [GREEDY, DRAWN, Sampling(max_tokens=6, logprobs=2, ignore_eos=True)], overlapped)
     assert unexpected(gpu.record) == []
@@ -89,7 +89,7 @@ def test_a_model_is_loaded_for_a_gpu_and_measured(gpu: FakeGpu, tmp_path: Path) 
     loaded = load_model(str(tmp_path), dtype="bfloat16", device="cuda")
     assert loaded.fused == ("projections", "norm", "residual", "activation", "rope")
     steps = SchedulerConfig(256, max_num_seqs=4, chunked_prefill_size=64)
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=0, steps=steps, graph_rows=4, host_kv_cache_bytes=0)
+    runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=0, steps=steps, graph_rows=4, host_kv_cache_bytes=0).build()
     assert runner.step_tokens > 64 and runner.backend.pages > 1_000_000, "141 GB hold many pages"
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN)
@@ -100,7 +100,7 @@ def test_lora_adapters_with_and_without_graphs(gpu: FakeGpu, tmp_path: Path) -> 
     loaded = load("llama")
     write_adapter(loaded.model, tmp_path, rank=4)
     adapters = AdapterSet(loaded, 2, 8)
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=4)
+    runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=4).build()
     adapters.load(1, "a", "file:///a", tmp_path)
     gpu.record.clear()
     requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(3)]
@@ -112,7 +112,7 @@ def test_lora_adapters_with_and_without_graphs(gpu: FakeGpu, tmp_path: Path) -> 
 
 
 def test_drafts_are_read_once_and_behind_the_launch_of_the_verifying_pass(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4).build()
     drafter = runner.drafter
     assert drafter is not None
     launched: list[int] = []
@@ -143,7 +143,7 @@ def test_drafts_are_read_once_and_behind_the_launch_of_the_verifying_pass(gpu: F
 
 
 def test_other_ranks_get_drafts_with_the_arrays_of_the_host(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, draft=load("llama"))
+    runner = RunnerBuilder(loaded=load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, draft=load("llama")).build()
     run, drafted = runner.run, list[int]()
 
     def watch(step: PackedStep) -> torch.Tensor:
@@ -157,56 +157,35 @@ def test_other_ranks_get_drafts_with_the_arrays_of_the_host(gpu: FakeGpu, monkey
     assert max(drafted) > 2
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_the_start_up_trial_waits_for_tokens_only(gpu: FakeGpu, family: str, tmp_path: Path) -> None:
-    """It passes here, as all logits are zeros: every step that it plans runs on a GPU, in graphs and without."""
-    loaded = load(family, num_hidden_layers=1)
-    adapters = AdapterSet(loaded, 1, 4) if family == "llama" else None
-    if adapters is not None:
-        write_adapter(loaded.model, tmp_path, rank=4)
-        adapters.load(1, "a", "file:///a", tmp_path)
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=4)
-    gpu.record.clear()
-    outcome = try_modes(runner, SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=32), 512, True, 0 if adapters is None else 1)
-    assert outcome == Outcome(Modes(graphs=True, overlap=True))
-    assert unexpected(gpu.record) == []
-
-
-def test_the_start_up_trial_of_a_draft_model_waits_for_its_tokens_only(gpu: FakeGpu) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4)
-    steps = SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=32, speculative_method="draft", speculative_num_tokens=2)
-    gpu.record.clear()
-    assert try_modes(runner, steps, 512, False) == Outcome(Modes(graphs=True))
-    assert unexpected(gpu.record) == []
-
-
-def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
+@patch.object(trial, "try_graphs", lambda *_: "")
+def test_on_a_gpu_graphs_and_overlap_are_on_by_default(gpu: FakeGpu) -> None:
     config = WorkerConfig(model="file:///m", max_num_seqs=4)
     assert graph_rows(config, "cuda") == 512
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4, piece_tokens=100)
-    modes = choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4, piece_tokens=100).build()
+    modes = choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4))
     assert modes == StepModes("on", "on", piecewise_graphs="on: up to 96 tokens")
     off = WorkerConfig(model="file:///m", overlap="off", max_cudagraph_capture_size=0)
-    assert choose_modes(off, runner, SchedulerConfig(512), 512).overlap == "off: --overlap off"
+    assert choose_modes(off, runner, SchedulerConfig(512)).overlap == "off: --overlap off"
 
 
-def test_ranks_try_graphs_and_overlap_by_default(gpu: FakeGpu) -> None:
+def test_ranks_have_graphs_and_overlap_by_default(gpu: FakeGpu) -> None:
     """If the trial fails, all ranks free their graphs."""
     config, steps = WorkerConfig(model="file:///m", max_num_seqs=4, tensor_parallel_size=2), SchedulerConfig(512, max_num_seqs=4)
     runners, groups, sent = ranks_of(gpu, "llama")
     no_pieces = "off: --tensor-parallel-size 2: rank 0 chooses graphs for decodes only"
-    assert choose_modes(config, runners[0], steps, 512) == StepModes("on", "on", piecewise_graphs=no_pieces)
+    with patch.object(trial, "try_graphs", lambda *_: ""):
+        assert choose_modes(config, runners[0], steps) == StepModes("on", "on", piecewise_graphs=no_pieces)
     follow(sent, runners[1], groups[1])
     sent.messages.clear()
-    with patch.object(trial._Trial, "compare", lambda self, modes: "other tokens"):
-        modes = choose_modes(config, runners[0], steps, 512)
-    assert modes.cuda_graphs.startswith("off: ") and "other tokens" in modes.fallback and runners[0].graphs is None
+    with patch.object(trial, "_guard", lambda *_: "other numbers"):
+        modes = choose_modes(config, runners[0], steps)
+    assert modes.cuda_graphs.startswith("off: ") and "other numbers" in modes.fallback and runners[0].graphs is None
     assert sent.messages[-1] == DropGraphs()
 
 
 def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> None:
     steps = SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=64, speculative_method="ngram")
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, steps=steps, graph_rows=8)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES, steps=steps, graph_rows=8).build()
     request = make_request("0", [2] * 40, GREEDY)
     row = Planner([request], PAGES, PAGE).row(request)
     verified = Row(request, 39, 4, row.pages, True, [2, 2, 2])
@@ -220,7 +199,7 @@ def test_drafted_tokens_are_one_row_of_their_request_in_graphs(gpu: FakeGpu) -> 
 
 
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES).build()
     gpu.record.clear()
     run_engine(runner, [Sampling(max_tokens=2, temperature=0, prompt_logprobs=2, ignore_eos=True)])
     run_engine(runner, [GREEDY], pooling="mean")
@@ -228,7 +207,7 @@ def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:
 
 
 def test_the_host_tier_waits_for_nothing(gpu: FakeGpu) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, host_kv_cache_bytes=1 << 22)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES, host_kv_cache_bytes=1 << 22).build()
     assert runner.host is not None
     gpu.record.clear()
     runner.host.copy([(1, 0), (2, 1)], [(3, 0)])
@@ -239,7 +218,9 @@ def test_the_host_tier_waits_for_nothing(gpu: FakeGpu) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
 def test_float8_kv_does_not_wait(gpu: FakeGpu, family: str) -> None:
     """In graphs, in the host tier, and where the reference serves the layers; with a scale, which is a kernel after the attention."""
-    runner = make_runner(load(family, kv_scale=0.5), page_size=PAGE, kv_pages=PAGES, graph_rows=2, host_kv_cache_bytes=1 << 22)
+    runner = RunnerBuilder(
+        loaded=load(family, kv_scale=0.5), page_size=PAGE, kv_pages=PAGES, graph_rows=2, host_kv_cache_bytes=1 << 22
+    ).build()
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN)
     assert runner.host is not None
@@ -256,7 +237,7 @@ def test_lora_adapters_on_a_rank_are_in_graphs(gpu: FakeGpu, tmp_path: Path) -> 
     group = FakeGroup(gpu, 1, 2)
     loaded = load("llama", group)
     adapters = AdapterSet(loaded, 2, 8, growing=True, group=group)
-    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=2, group=group)
+    runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=2, group=group).build()
     adapters.load(1, "a", "file:///a", tmp_path)
     requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(2)]
     requests[1].adapter = 1
@@ -285,7 +266,9 @@ class Sent:
 def ranks_of(gpu: FakeGpu, family: str) -> tuple[list[ModelRunner], list[FakeGroup], Sent]:
     """Return the runners of two ranks, with graphs, of which the first leads."""
     groups = [FakeGroup(gpu, rank, 2) for rank in (0, 1)]
-    runners = [make_runner(load(family, group), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group) for group in groups]
+    runners = [
+        RunnerBuilder(loaded=load(family, group), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group).build() for group in groups
+    ]
     sent = Sent()
     lead(runners[0], cast(Ranks, sent), groups[0])
     gpu.record.clear()
@@ -326,7 +309,7 @@ def test_every_rank_of_a_sharded_model(gpu: FakeGpu, family: str, overlapped: bo
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])
 def test_quantized_layers_do_not_wait(gpu: FakeGpu, quantization: str) -> None:
-    runner = make_runner(load("llama", quantization=quantization), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    runner = RunnerBuilder(loaded=load("llama", quantization=quantization), page_size=PAGE, kv_pages=PAGES, graph_rows=2).build()
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN)
     assert unexpected(gpu.record) == []

@@ -1,8 +1,8 @@
 """The predicted steps follow from the counts, and the documentation shows those of this code."""
 
 import pytest
-from bench.gpu.fake.record import Kernel, Record
 from bench.gpu.predicted_steps import H200, HARDWARE, PAGE_FILE, kernel_seconds, predict, predictions, table
+from tests.worker.fake_gpu.device.record import Kernel, Record
 
 
 def test_the_page_shows_what_the_model_predicts() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from bench.gpu.fake.gpu import CUDA, FakeGpu
-from bench.gpu.fake.record import Record
 from tests.worker.execution.planner import make_request
+from tests.worker.fake_gpu.device.gpu import CUDA, FakeGpu
+from tests.worker.fake_gpu.device.record import Record
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
 from tests.worker.fake_gpu.waits import TORCH_FILTERS, unexpected
 
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling import draw, nucleus
 from fairlead_worker.sampling.device_filters import DeviceFilters, make_device_filters
@@ -76,7 +76,7 @@ def test_only_rows_with_a_filter_pay_for_it(gpu: FakeGpu) -> None:
 
 
 def test_a_runner_uses_the_kernels(gpu: FakeGpu) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES).build()
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN, Sampling(max_tokens=2, top_p=0.9, ignore_eos=True))
     assert unexpected(gpu.record) == []
@@ -89,7 +89,7 @@ def test_without_the_kernels_torch_sorts_and_waits(gpu: FakeGpu, monkeypatch: py
 
     monkeypatch.setattr(DeviceFilters, "likeliest", refuse)
     with caplog.at_level(logging.WARNING):
-        runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+        runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES).build()
     assert runner.filters is None and "nvcc: not found" in caplog.text
     gpu.record.clear()
     serve(runner, DRAWN, Sampling(max_tokens=2, top_p=0.9, ignore_eos=True))

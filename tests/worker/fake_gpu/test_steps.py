@@ -1,12 +1,12 @@
 """Steps of every family on a fake GPU: no operation mixes devices, and the host waits only where `waits` says why."""
 
 import pytest
-from bench.gpu.fake.gpu import FakeGpu
 from tests.worker.execution.planner import Planner, make_request
+from tests.worker.fake_gpu.device.gpu import FakeGpu
 from tests.worker.fake_gpu.runs import ALL, DRAWN, GREEDY, PAGE, PAGES, SAMPLINGS, load, serve
 from tests.worker.fake_gpu.waits import ROPE, unexpected
 
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 
 REFERENCE = {"deepseek_v3"}
@@ -18,7 +18,7 @@ CHANGING = {"dynamic rope"}
 @pytest.mark.parametrize("family", ALL)
 def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
     """Prompts, chunks beside decodes, and decodes alone, in a CUDA graph where that is possible."""
-    runner = make_runner(load(family), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    runner = RunnerBuilder(loaded=load(family), page_size=PAGE, kv_pages=PAGES, graph_rows=2).build()
     assert runner.backend.name == ("reference" if family in REFERENCE else "flashinfer")
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN)
@@ -30,7 +30,7 @@ def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
 
 def test_long_prompts_use_fa3_and_short_ones_fa2(gpu: FakeGpu) -> None:
     """4 heads and 132 processors: fa3 has a full tile for each from 6,336 tokens, in tiles of 192 for heads of 64."""
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=1000)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=1000).build()
     for tokens, kernel in ((6335, "prefill"), (6336, "prefill fa3")):
         gpu.record.clear()
         Planner([make_request("0", [2] * tokens, GREEDY)], 1000, PAGE).run(runner)
@@ -40,7 +40,7 @@ def test_long_prompts_use_fa3_and_short_ones_fa2(gpu: FakeGpu) -> None:
 
 
 def test_no_sampling_setting_waits_twice(gpu: FakeGpu) -> None:
-    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    runner = RunnerBuilder(loaded=load("llama"), page_size=PAGE, kv_pages=PAGES).build()
     for name, settings in SAMPLINGS.items():
         gpu.record.clear()
         serve(runner, GREEDY, Sampling(max_tokens=2, ignore_eos=True, **settings))

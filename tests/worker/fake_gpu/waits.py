@@ -1,12 +1,12 @@
 """The waits that a step may have, each with its reason. Any other wait fails the tests."""
 
-from bench.gpu.fake.record import Record, Wait
+from tests.worker.fake_gpu.device.record import Record, Wait
 
 STEP: dict[tuple[str, str], str] = {
     ("copy to the host", "sampling/sampler.py:sample"): "the plain loop reads a step's tokens",
-    ("Event.synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks, drafts and overlapped tokens: waits for their copy only",
+    ("event synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks, drafts and overlapped tokens: waits for their copy only",
     (
-        "Event.synchronize",
+        "event synchronize",
         "kernels/flashinfer.py:_stage",
     ): "waits until the last plan has left FlashInfer's pinned memory",
     ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",

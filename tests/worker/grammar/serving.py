@@ -15,7 +15,7 @@ from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint, Kind
@@ -101,7 +101,7 @@ class Serving:
     ) -> None:
         self.model = model
         self.grammars = grammars or Grammars(model.compiler)
-        self.runner = make_runner(model.loaded, page_size=16, kv_pages=pages, draft=draft, grammars=self.grammars)
+        self.runner = RunnerBuilder(loaded=model.loaded, page_size=16, kv_pages=pages, draft=draft, grammars=self.grammars).build()
         config = SchedulerConfig(
             model.loaded.max_model_len,
             eos_token_ids=model.loaded.eos_token_ids,

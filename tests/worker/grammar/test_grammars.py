@@ -6,7 +6,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from bench.common.random_schemas import schema
+from tests.worker.grammar.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.grammar.checker import check
@@ -14,7 +14,6 @@ from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
-from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
@@ -80,9 +79,9 @@ def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask],
 
     def short_of_pages() -> StepPlan:
         if serving.steps % 10 == 9:
-            for victim in [row.request for row in scheduler.batch.rows]:
+            for victim in list(scheduler.batch.requests):
                 scheduler.preempt(victim)
-                scheduler.waiting.add_preempted(victim)
+                scheduler.waiting.add(victim, lost_pages=True)
         return plan()
 
     scheduler.plan = short_of_pages  # type: ignore[method-assign]
@@ -200,7 +199,7 @@ def test_a_late_mask_delays_no_other_request(model: Model) -> None:
 
 
 def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
-    """The grammar must not see the placeholder that a step launched ahead has appended when a busy thread reaches it."""
+    """The grammar must not see a token that is unread when a busy thread reaches it."""
     asks = [Ask(model.grammar("choice", words)) for words in (["left", "right"], ["up", "down"])]
     expected = Serving(model).serve(asks)
     slow = Slow(model.compiler)
@@ -208,18 +207,18 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     serving = Serving(model, grammars=grammars, overlap=True)
     assert all(grammars.compile(ask.grammar).result() == "" for ask in asks), "so that the first step has both"
     assert serving.ahead is not None
-    advance_placeholder = serving.ahead.advance_placeholder
+    advance_unread = serving.ahead.advance_unread
     stood_in: list[bool] = []
 
     def assumed(plan: StepPlan, awaited: list[Row]) -> None:
-        advance_placeholder(plan, awaited)
+        advance_unread(plan, awaited)
         if not stood_in:
-            stood_in.extend(row.request.tokens[-1] == PLACEHOLDER for row in plan.rows)
+            stood_in.extend(row.request.unread == 1 for row in plan.rows)
             slow.gate.release(100)
             with grammars._filled:  # by then the one thread has started both
                 assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)
 
-    serving.ahead.advance_placeholder = assumed  # type: ignore[method-assign]
+    serving.ahead.advance_unread = assumed  # type: ignore[method-assign]
     same(serving.serve(asks), expected)
     assert stood_in == [True, True]
 
@@ -357,7 +356,7 @@ def test_calls_and_reasoning_before_them(model: Model) -> None:
     text = msgspec.json.encode({"tools": tools, "one": False}).decode()
 
     def accepts(reasoning: ReasoningMarkers | None, answer: str) -> bool:
-        verdict = check(model.compiler, Constraint("calls", text, "tools", None, reasoning))
+        verdict = check(model.compiler, Constraint("calls", text, "tools", None, reasoning, ("a", "b")))
         assert not verdict.error, verdict.error
         matcher, tokens = model.compiler.matcher(verdict.grammar), model.tokens(answer)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 import pytest
-from bench.common.random_schemas import schema
+from tests.worker.grammar.random_schemas import schema
 from tests.worker.grammar.serving import Ask, Model, Serving
 
 SAMPLE = range(30)

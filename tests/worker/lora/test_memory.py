@@ -12,10 +12,11 @@ import torch
 from tests.worker.execution.replayed import KERNELS, PAGE, Replayed, decodes, filled_backend
 from tests.worker.lora.adapted import folders, loaded
 
-from fairlead_worker.execution import runner as runner_module
+from fairlead_worker.execution import runner_builder as runner_module
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.memory_profile import run_largest_step
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, GraphWrappers
@@ -88,7 +89,7 @@ def test_a_runner_is_made_with_slots_and_graphs(loaded: LoadedModel, folders: li
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
     monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=recorder))
     adapters = AdapterSet(loaded, 2, 8)
-    made = make_runner(loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, adapters=adapters, graph_rows=4)
+    made = RunnerBuilder(loaded=loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, adapters=adapters, graph_rows=4).build()
     assert recorder.recorded == [4, 4, 2, 2, 1, 1]
     adapters.load(1, "a", "file:///a", folders[0])
     with torch.inference_mode():
@@ -96,7 +97,10 @@ def test_a_runner_is_made_with_slots_and_graphs(loaded: LoadedModel, folders: li
     assert recorder.replays == [0]
     adapters.unload(1)
     without = AdapterSet(loaded, 2, 8)
-    assert make_runner(loaded, page_size=PAGE, backend="reference", kv_pages=40, adapters=without, graph_rows=4).graphs is None
+    assert (
+        RunnerBuilder(loaded=loaded, page_size=PAGE, backend="reference", kv_pages=40, adapters=without, graph_rows=4).build().graphs
+        is None
+    )
     assert without.slots is None
 
 
@@ -111,7 +115,7 @@ def test_graphs_are_as_large_as_steps_of_decodes(
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
     monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=recorder))
     steps = SchedulerConfig(loaded.max_model_len, max_num_seqs=4, **method)  # type: ignore[arg-type]  # each its field's type
-    make_runner(loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, steps=steps, graph_rows=256)
+    RunnerBuilder(loaded=loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, steps=steps, graph_rows=256).build()
     assert max(recorder.recorded) == rows
 
 
@@ -148,9 +152,16 @@ def test_slots_and_graphs_have_their_memory_before_pages_do(growing: bool, loade
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
     monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
-    made = make_runner(
-        loaded, page_size=PAGE, backend="flashinfer", adapters=adapters, steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory
-    )
+    made = RunnerBuilder(
+        loaded=loaded,
+        page_size=PAGE,
+        backend="flashinfer",
+        adapters=adapters,
+        steps=steps,
+        graph_rows=2,
+        mem_fraction_static=1.0,
+        memory=memory,
+    ).build()
     kinds = 2 if growing else 1
     assert memory.recorder.recorded == [2] * kinds + [1] * kinds + [2] * kinds + [1] * kinds, "measured, given back, made"
     assert memory.graphs == 2 * kinds
@@ -173,9 +184,16 @@ def test_a_failed_capture_with_adapters_is_not_repeated_after_the_profile(loaded
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
     monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
-    made = make_runner(
-        loaded, page_size=PAGE, backend="flashinfer", adapters=adapters, steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory
-    )
+    made = RunnerBuilder(
+        loaded=loaded,
+        page_size=PAGE,
+        backend="flashinfer",
+        adapters=adapters,
+        steps=steps,
+        graph_rows=2,
+        mem_fraction_static=1.0,
+        memory=memory,
+    ).build()
     assert tried == [2] and memory.recorder.recorded == [2, 1, 2, 1]
     assert made.graphs is not None and made.graphs.is_recorded
     failed = "RuntimeError: CUDA error: not permitted, after ValueError: a hook failed"
@@ -197,7 +215,9 @@ def test_a_failed_capture_of_joined_rows_is_not_repeated_after_the_profile(loade
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
     monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16, speculative_method="ngram")
-    made = make_runner(loaded, page_size=PAGE, backend="flashinfer", steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory)
+    made = RunnerBuilder(
+        loaded=loaded, page_size=PAGE, backend="flashinfer", steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory
+    ).build()
     assert tried == [2] and memory.recorder.recorded == [2, 1, 2, 1]
     assert made.graphs is not None and made.graphs.is_recorded
     assert made.graph_failure == "a step of 2 drafted tokens cannot be recorded: RuntimeError: CUDA error: not permitted"
@@ -208,7 +228,9 @@ def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: L
     adapters = AdapterSet(loaded, 3, 8)
     adapters.load(1, "a", "file:///a", folders[0])
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
-    made = make_runner(loaded, page_size=PAGE, adapters=adapters, steps=steps, mem_fraction_static=1.0, memory=Memory(adapters))
+    made = RunnerBuilder(
+        loaded=loaded, page_size=PAGE, adapters=adapters, steps=steps, mem_fraction_static=1.0, memory=Memory(adapters)
+    ).build()
     values = sum(8 * (inputs + outputs) for inputs, outputs in adaptable_layers(loaded.model).values())
     room = (16 << 20) - (1 << 20) - 2 * values * loaded.dtype.itemsize
     assert adapters.slots is None and made.backend.pages == room // made.backend.spec.page_bytes

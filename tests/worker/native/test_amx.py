@@ -14,8 +14,12 @@ from tests.worker.native.test_linear import ROWS, SHAPES, SUMMED, error, make
 from fairlead_worker.native import build
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import Linear, NativeLinear
+from fairlead_worker.platform.isa import at_least
 
-pytestmark = pytest.mark.skipif(native() is None or not shutil.which("gcc"), reason="no native library for this CPU, or no gcc")
+pytestmark = pytest.mark.skipif(
+    not at_least("avx512_bf16") or native() is None or not shutil.which("gcc"),
+    reason="no gcc, or a CPU without the AVX512-BF16 that stands beside AMX's tiles",
+)
 STAND_IN = Path(__file__).with_name("amx_stand_in.h")
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 Made = Callable[[int], ctypes.CDLL]

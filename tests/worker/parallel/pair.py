@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.host import PlainHostStore
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.fused import sums
 from fairlead_worker.model.fused.fuse import fuse_layers
@@ -284,7 +285,7 @@ def adapters_of(loaded: LoadedModel, group: Group) -> AdapterSet:
 def profiled(model: Path, group: Group, memory: Plenty) -> ModelRunner:
     loaded = load_model(str(model), group=group)
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
-    return make_runner(loaded, page_size=16, adapters=adapters_of(loaded, group), steps=steps, memory=memory, group=group)
+    return RunnerBuilder(loaded=loaded, page_size=16, adapters=adapters_of(loaded, group), steps=steps, memory=memory, group=group).build()
 
 
 def main() -> None:
@@ -304,7 +305,7 @@ def main() -> None:
             continue
         loaded = load_model(wanted["model"], group=group, quantization=wanted["quantization"])
         adapters = adapters_of(loaded, group)
-        runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"], adapters=adapters)
+        runner = RunnerBuilder(loaded=loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"], adapters=adapters).build()
         if wanted["host_slots"]:
             runner.host = PlainHostStore(runner.backend, wanted["host_slots"])
         serve(ear, runner, group, adapters)
@@ -314,7 +315,7 @@ def serve_graphed(channel: RankChannel, group: Group, wanted: dict[str, Any]) ->
     """Serve with graphs, and report on them at the end."""
     loaded = load_model(wanted["model"], group=group, dtype="float16")
     adapters_of(loaded, group)
-    runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"])
+    runner = RunnerBuilder(loaded=loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"]).build()
     recorder = record_graphs(runner, group, wanted["pages"], Graphs(**wanted["graphs"]))
     made = runner.graphs
     assert made is not None

@@ -45,6 +45,47 @@ def test_with_a_tag_dropped_or_doubled_no_call_is_wrong(sample: Sample, times: i
             assert all(call in sample.calls for call in calls_of(message)), (tag[0], written)
 
 
+@pytest.mark.parametrize("sample", [each for each in SAMPLES if each.calls], ids=lambda sample: f"{sample.parser}-{SAMPLES.index(sample)}")
+def test_with_a_torn_or_tripled_tag_no_call_is_wrong(sample: Sample) -> None:
+    parser = ModelParsers(sample.parser, sample.thinking)
+    for tag in TAG.finditer(sample.written):
+        for left in (tag[0] * 3, *(tag[0][:at] for at in range(1, len(tag[0]))), *(tag[0][at:] for at in range(1, len(tag[0])))):
+            written = sample.written[: tag.start()] + left + sample.written[tag.end() :]
+            message, reason = read(parser, written, sample.tail)
+            if reason == "tool_calls":
+                assert all(call in sample.calls for call in calls_of(message)), (left, written)
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("qwen3_coder", CALL.replace("\n</parameter>", "\n</function>", 1)),
+        ("qwen3_coder", CALL.replace("</parameter>\n</function>\n</tool_call>", "</function>\n</parameter>\n</tool_call>")),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<parameter=s>\nhi\n</parameter>"),
+        (
+            "minimax_m2",
+            '<minimax:tool_call><invoke name="f">\n</minimax:tool_call>hi</parameter>\n<parameter name="i">5</parameter></invoke>',
+        ),
+        (
+            "minimax_m2",
+            '<minimax:tool_call><invoke name="f">\n<parameter name="s">hi</invoke>\n<parameter name="i">5</parameter>\n</invoke>',
+        ),
+        (
+            "glm45",
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi</arg_val\n<arg_key>i</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+        ),
+    ],
+)  # fmt: skip
+def test_a_call_with_its_tags_in_disorder_is_not_whole(parser: str, written: str) -> None:
+    assert read(ModelParsers(parser), written)[1] == "stop"
+
+
+@pytest.mark.parametrize("value", ["a < b", "<b>bold</b>", "x > y", "</b>", "list<int>"])
+def test_a_value_of_markup_without_its_end_is_read(value: str) -> None:
+    message, reason = read(ModelParsers("qwen3_coder"), CALL.replace("hi\n</parameter>", value, 1))
+    assert (calls_of(message), reason) == ([("f", {"s": value, "i": 5})], "tool_calls")
+
+
 @pytest.mark.parametrize(
     ("parser", "written"),
     [
@@ -77,10 +118,18 @@ def test_a_call_without_some_of_its_tags_is_read(parser: str, written: str) -> N
     assert (calls_of(message), reason) == ([("f", {"s": "hi", "i": 5})], "tool_calls")
 
 
-@pytest.mark.parametrize("value", ["<parameter=other>\nx", "</function> and </tool_call> are tags", "a </function>\n</tool_call>\nb"])
+@pytest.mark.parametrize(
+    "value", ["<parameter=other>\nx", "a\n<parameter=s>\nx", "</function> and </tool_call> are tags", "a </function>\n</tool_call>\nb"]
+)
 def test_a_value_may_have_tags_that_end_nothing(value: str) -> None:
     message, reason = read(ModelParsers("qwen3_coder"), CALL.replace("hi", value))
     assert (calls_of(message), reason) == ([("f", {"s": value, "i": 5})], "tool_calls")
+
+
+def test_a_value_that_has_the_tag_of_a_parameter_that_follows_is_no_whole_call() -> None:
+    """It reads as a value without an end, until the parameter comes again. Its call must not run with half of the value."""
+    message, reason = read(ModelParsers("qwen3_coder"), CALL.replace("hi", "a\n<parameter=i>\nx"))
+    assert len(message.calls) == 1 and reason == "stop"
 
 
 def test_a_value_without_any_end_is_no_whole_call() -> None:

@@ -31,6 +31,14 @@ def test_an_answer_ends_with_the_end_token_and_shows_no_special_token(chat: Chat
     assert streamed[-1]["finish_reason"] == "stop"
 
 
+def test_log_probabilities_join_to_the_text_and_its_bytes(chat: Chat) -> None:
+    answer = chat.ask(UNICODE, ignore_eos=True, max_tokens=40, logprobs=True, top_logprobs=20)
+    tokens = [each for each in answer["choices"][0]["logprobs"]["content"] if each["token"] not in SPECIAL]
+    assert "".join(each["token"] for each in tokens) == content(answer)
+    assert b"".join(bytes(each["bytes"]) for each in tokens).decode(errors="replace") == content(answer)
+    assert any(not each["token"] for each in tokens), "a character of several tokens"
+
+
 def test_ignore_eos_goes_on_to_the_limit(chat: Chat) -> None:
     hidden = chat.ask(FRANCE, ignore_eos=True, max_tokens=16)
     assert finish(hidden) == ("length", None) and hidden["usage"]["completion_tokens"] == 16

@@ -11,7 +11,7 @@ from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import penalties as adjust
@@ -150,7 +150,7 @@ def test_penalized_output_is_the_same_alone_together_and_in_chunks(tmp_path: Pat
         made = [
             make_request(str(i), [(i * 31 + j * 7) % 500 + 2 for j in range(40)], Sampling(max_tokens=12, **settings[i])) for i in chosen
         ]
-        Planner(made, 60, 8, chunk).run(make_runner(loaded, page_size=8, kv_pages=60))
+        Planner(made, 60, 8, chunk).run(RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60).build())
         return [request.tokens[request.prompt_length :].tolist() for request in made]
 
     together = run([0, 1, 2, 3], 7)

@@ -12,7 +12,8 @@ from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling, ThinkingBudget, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.penalties import Histories
@@ -110,10 +111,11 @@ def test_tokens_and_logprobs_are_those_of_plain_steps(loaded: LoadedModel, backe
 
     pages = 3000 // page_size
     plain, plain_told, plain_steps = run(
-        make_runner(loaded, page_size=page_size, kv_pages=pages, backend=backend), Planner(requests(), pages, page_size, chunk)
+        RunnerBuilder(loaded=loaded, page_size=page_size, kv_pages=pages, backend=backend).build(),
+        Planner(requests(), pages, page_size, chunk),
     )
     guesser = Guesser(requests(), list(plain.values()), pages=pages, page_size=page_size, chunk=chunk)
-    tokens, told, steps = run(make_runner(loaded, page_size=page_size, kv_pages=pages, backend=backend), guesser)
+    tokens, told, steps = run(RunnerBuilder(loaded=loaded, page_size=page_size, kv_pages=pages, backend=backend).build(), guesser)
     assert tokens == plain
     assert all(len(answer) == TOKENS for answer in tokens.values())
     assert steps < plain_steps
@@ -126,7 +128,7 @@ def test_bfloat16_has_the_same_bits_with_drafts(tmp_path_factory: pytest.TempPat
     """Where two tokens are equally likely in bfloat16, other bits would be another text."""
     folder = tmp_path_factory.mktemp("bf16")
     save_model("llama", folder)
-    runner = make_runner(load_model(str(folder), dtype="bfloat16"), page_size=4, kv_pages=40, backend="cpu")
+    runner = RunnerBuilder(loaded=load_model(str(folder), dtype="bfloat16"), page_size=4, kv_pages=40, backend="cpu").build()
     request = make_request("a", range(2, 40), Sampling(max_tokens=99))
     pages = array("i", range(20))
     runner.logits(StepPlan([Row(request, 0, 38, pages, False)]))

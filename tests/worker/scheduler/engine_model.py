@@ -6,9 +6,9 @@ Greedy output is a hash of the prefix. So it must be the same with a cold or war
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -102,20 +102,17 @@ class EngineModel:
         page_size: int,
         *,
         host_slots: int = 0,
-        kept_prompts: int = 0,
         max_model_len: int = 1 << 20,
         block_pages: int = 2,
         **config: object,
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots, kept_prompts)
+        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
-        self.kept: dict[int, tuple[list[int], int]] = {}
-        """The last page and the last value of each kept prompt, by slot."""
         self.told: dict[str, Answer] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.guess: Callable[[int], int] = lambda right: right
@@ -141,14 +138,13 @@ class EngineModel:
         tenant: str = "",
         pooling: PoolingKind | None = None,
         adapter: int = 0,
-        due_in: float = inf,
         **sampling: object,
     ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
         message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, adapter, pooling=pooling)
         self.told[name] = Answer(message)
-        self._tell(self.scheduler.submit(message, due_in))
+        self._tell(self.scheduler.submit(message))
         return name
 
     def abort(self, name: str) -> None:
@@ -206,7 +202,7 @@ class EngineModel:
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
             lease = row.request.lease
-            assert lease is not None and (row.count > 0 or row.slot >= 0)
+            assert lease is not None and row.count > 0
             assert row.samples == (row.request.pool is None and row.end == len(row.request.tokens) + len(row.draft))
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
@@ -220,7 +216,6 @@ class EngineModel:
                 assert (row.pages[index], slot) not in written, "two rows write one slot"
                 written.add((row.pages[index], slot))
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
-        self._keep_and_repeat(plan, values)
         for row in plan.rows:
             for position in range(row.start):
                 found = self.memory[row.pages[position // size]][position % size]
@@ -232,20 +227,6 @@ class EngineModel:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
         return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan), executed=plan)
-
-    def _keep_and_repeat(self, plan: StepPlan, values: dict[int, list[int]]) -> None:
-        """Store the last pages of kept prompts, then give them to the rows that repeat a prompt."""
-        slots, size = [row.slot for row in plan.rows if row.count and row.slot >= 0], self.cache.page_size
-        assert len(set(slots)) == len(slots), "a plan keeps one prompt in a slot"
-        for row in plan.rows:
-            if row.count and row.slot >= 0:
-                self.kept[row.slot] = self.memory[row.pages[(row.end - 1) // size]].copy(), values[id(row)][row.end - 1]
-        for row in plan.rows:
-            if not row.count:
-                index, (page, value) = (row.end - 1) // size, self.kept[row.slot]
-                assert index >= row.request.lease.shared, "a copy of the last page goes into a page of the request"
-                self.memory[row.pages[index]] = page.copy()
-                assert value == values[id(row)][-1], "a repeat samples from the logits of its own prompt"
 
     @staticmethod
     def _pooled(plan: StepPlan) -> dict[str, bytes]:
@@ -299,7 +280,7 @@ class EngineModel:
 
     def _check_requests(self) -> None:
         scheduler = self.scheduler
-        running, waiting = scheduler.running, [*scheduler.waiting._requests.values(), *scheduler.waiting._preempted]
+        running, waiting = scheduler.running, [*scheduler.waiting._requests.values()]
         assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests), "every request runs or waits"
         assert [r.arrival for r in running] == sorted(r.arrival for r in running), "running requests are in order of arrival"
         for request in running:
@@ -311,27 +292,20 @@ class EngineModel:
             assert request.lease is None and request.prefix_match is not None, "a waiting request has a match and no pages"
             if request.prefix_match.is_current:
                 assert request.prefix_match.node is self._deepest(request), "a current match is the deepest cached page"
-        assert [row.request for row in scheduler.batch.rows] == [r for r in running if r is not scheduler.prefill.chunked_req]
-        assert all(row.count == 1 and not row.draft for row in scheduler.batch.rows), "between steps every decode is a plain one"
+        assert scheduler.batch.requests == [r for r in running if r is not scheduler.prefill.chunked_req]
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for drafts"
-        assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler.batch.rows)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
-        assert sorted(row.request.id for row in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
-        if scheduler.waiting.fair is not None:
-            queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
-            assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}, "FairOrder knows every waiting request"
+        assert sorted(r.id for r in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
         assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
+        for shares, amount in ((scheduler.admission._places, lambda r: 1), (scheduler.admission._pages, lambda r: r.expected_pages)):
+            held = {(p, tenant): count for p, tenants in shares._held.items() for tenant, count in tenants.items()}
+            assert +Counter(held) == +sum((Counter({(r.priority, r.tenant): amount(r)}) for r in running), Counter())
         queue, stale = scheduler.waiting, self.cache._matches._stale
-        sizes = queue._backlog._sizes
+        sizes = queue._sizes
         assert queue.tokens == sum(sizes.values()) and len(sizes) == len(waiting)
-        for number, group in queue._backlog.classes.items():
-            members = [request for request in waiting if request.priority == number]
-            assert members and set(group.tenants) == {request.tenant for request in members}
-            for tenant, backlog in group.tenants.items():
-                theirs = [request for request in members if request.tenant == tenant]
-                assert (backlog.requests, backlog.tokens) == (len(theirs), sum(sizes[request.prefix_match] for request in theirs))
-        assert len(queue._backlog.classes) == len({request.priority for request in waiting})
+        assert queue._priorities == Counter(request.priority for request in waiting)
+        assert queue._by_arrival == {request.arrival: request for request in waiting}
         assert set(queue._unpromised) == {request for request in waiting if request.promised is None}
         for request in waiting:
             if request.prefix_match not in stale:

@@ -11,7 +11,6 @@ from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
@@ -93,18 +92,18 @@ class LaunchedModel:
         self.fills = [
             (row.request, copied.request)
             for row, copied in zip(plan.rows, self.copied.rows, strict=True)
-            if self.before is not None and row.request in self.before.wanted and row.end == len(row.request.tokens)
+            if self.before is not None and row.request in self.before.wanted and row.end > len(row.request.tokens)
         ]
         awaited = {copied for _, copied in self.fills}
         for row in self.copied.rows:
-            assert row.request.tokens.count(PLACEHOLDER) == (row.request in awaited), "each placeholder token belongs to an awaited step"
+            assert row.request.unread == (row.request in awaited), "each unread token belongs to an awaited step"
         machine.device.queue.append(self._run)
 
     @staticmethod
     def _copy(row: Row) -> Row:
         request = copy.copy(row.request)
-        request.tokens, request.lease = array("I", request.tokens), SimpleNamespace(shared=request.lease.shared)  # type: ignore[assignment,union-attr]
-        return Row(request, row.start, row.count, array("i", row.pages), row.samples, slot=row.slot)
+        request.tokens, request.lease = array("I", [*request.tokens, *[0] * request.unread]), SimpleNamespace(shared=request.lease.shared)  # type: ignore[assignment,union-attr]
+        return Row(request, row.start, row.count, array("i", row.pages), row.samples)
 
     def _run(self) -> None:
         for request, copied in self.fills:

@@ -66,14 +66,6 @@ def test_a_small_urgent_step_is_filled_up() -> None:
     model.run()
 
 
-def test_policies_without_priorities_know_no_background() -> None:
-    model = engine(policy="fcfs")
-    model.submit(prompt(1, 40), 1, name="chat")
-    model.submit(prompt(2, 3 * CHUNK), name="batch", priority=BATCH)
-    assert rows(model.step()) == {"chat": 40, "batch": CHUNK - 40}
-    model.run()
-
-
 @pytest.mark.parametrize("urgent", [16, 64, CHUNK, 3 * CHUNK])
 @pytest.mark.parametrize("output", [1, 4, 60])
 def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, output: int) -> None:
@@ -116,7 +108,7 @@ def test_a_preempted_request_is_resumed_under_a_permanent_stream_of_urgent_ones(
         model.step()
     scheduler = model.scheduler
     scheduler.preempt(batch := scheduler._requests["batch"])
-    scheduler.waiting.add_preempted(batch)
+    scheduler.waiting.add(batch, lost_pages=True)
     for _ in range(400):
         while len(scheduler.waiting) < 6:
             model.submit(prompt(len(model.told) + 2, 100), 6, ignore_eos=True)
@@ -133,9 +125,9 @@ def test_a_preempted_background_prompt_is_admitted_beside_urgent_ones() -> None:
     scheduler = model.scheduler
     batch = scheduler._requests["batch"]
     scheduler.preempt(batch)
-    scheduler.waiting.add_preempted(batch)
+    scheduler.waiting.add(batch, lost_pages=True)
     model.submit(prompt(2, 100), 1)
-    assert "batch" in rows(model.step())
+    assert "batch" in rows(model.step()) | rows(model.step()), "its last token is its turn after 64 tokens"
     model.run()
 
 

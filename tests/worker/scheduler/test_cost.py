@@ -10,7 +10,7 @@ import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 
-from fairlead_worker.scheduler.config import POLICIES
+from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.scheduler.plan import StepResult
 
 
@@ -61,7 +61,7 @@ def calls_of_a_step_ahead(decodes: int) -> int:
     plan = scheduler.plan()
 
     def step() -> None:
-        scheduler.advance_placeholder(plan, scheduler.rows_to_sample(plan))
+        scheduler.advance_unread(plan, scheduler.rows_to_sample(plan))
         assert scheduler.plan().decodes == decodes
         assert len(scheduler.reconcile(plan, lambda: StepResult([[7]] * decodes)).decoded) == decodes
 
@@ -71,16 +71,6 @@ def calls_of_a_step_ahead(decodes: int) -> int:
 def test_the_calls_of_a_step_do_not_depend_on_the_number_of_plain_decodes() -> None:
     assert calls_of_a_step(60) == calls_of_a_step(3) < 30
     assert calls_of_a_step_ahead(60) == calls_of_a_step_ahead(3) < 40
-
-
-def test_a_decode_keeps_its_row() -> None:
-    machine = EngineModel(64, 4)
-    for seed in range(5):
-        machine.submit([seed] * 3, 20, ignore_eos=True)
-    machine.step()
-    rows = machine.step().rows
-    for _ in range(6):
-        assert all(now is then for now, then in zip(machine.step().rows, rows, strict=True))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

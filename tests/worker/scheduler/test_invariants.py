@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import VOCABULARY, EngineModel
 
-from fairlead_worker.scheduler.config import POLICIES
+from fairlead_common.scheduling_policy import POLICIES
 
 STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
 STEMS.append(STEMS[0][:20] + STEMS[1][20:])  # parts from the first one on the way
@@ -111,7 +111,6 @@ often = settings(
     prefill_max_requests=st.sampled_from([0, 0, 1, 2]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([0, 1, 32]),
-    kept_prompts=st.sampled_from([0, 1, 3]),
     max_preemptions=st.sampled_from([0, 1, 3]),
     max_bypass=st.sampled_from([0, 2, 64]),
     admission_scan_limit=st.sampled_from([1, 3, 16]),
@@ -140,7 +139,6 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     policy=st.sampled_from(POLICIES),
     enable_mixed_chunk=st.booleans(),
     dedupe_tokens=st.sampled_from([1, 32]),
-    kept_prompts=st.sampled_from([0, 3]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )
@@ -173,7 +171,6 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     event(f"preempted: {load.preemptions > 0}")
     event(f"evicted: {load.evicted_pages > 0}")
     event(f"cached: {load.cached_tokens > 0}")
-    event(f"repeats: {any(not count for step in machine.plans for _, _, count in step)}")
     if load.host is not None:
         event(f"host hits: {load.host.cached_tokens > 0}, given up: {load.host.dropped > 0}")
     event(f"accepted: {load.drafts is not None and load.drafts.accepted > 0}")

@@ -9,8 +9,8 @@ from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 from tests.worker.scheduler.test_invariants import Abort, Arrival, Steps, events, often
 
+from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.ipc.messages import TokenLogprobs
-from fairlead_worker.scheduler.config import POLICIES
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 
@@ -120,7 +120,7 @@ def test_prompt_logprobs_come_with_a_first_token_that_was_late(kind: type[Engine
 
 
 def test_a_late_request_that_is_preempted_and_readmitted_in_the_next_plan_continues() -> None:
-    machine = OverlappedModel(7, 4, policy="sjf", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
+    machine = OverlappedModel(7, 4, policy="lpm", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
     late = stall_at(machine, 5)
     for length, tokens in ((7, 12), (2, 13)):
         machine.submit(prompt(length), tokens, ignore_eos=True, priority=5)
@@ -190,7 +190,6 @@ def test_a_prefix_is_shared_with_a_prompt_that_arrives_while_it_is_computed() ->
     prefill_max_requests=st.sampled_from([0, 0, 1]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([0, 1, 32]),
-    kept_prompts=st.sampled_from([0, 1, 3]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "none", "none", "ngram"]),
     stall=st.sampled_from([0.0, 0.0, 0.1, 0.5]),

@@ -10,7 +10,7 @@ from fairlead_worker.ipc.messages import PoolingKind
 KINDS: tuple[PoolingKind | None, ...] = (None, "last", "mean")
 
 
-@pytest.mark.parametrize("policy", ["lpm", "sjf"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_each_position_is_pooled_once_beside_any_requests(seed: int, mixed: bool, policy: str) -> None:

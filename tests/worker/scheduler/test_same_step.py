@@ -7,7 +7,7 @@ from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 from tests.worker.scheduler.test_scheduler import finish, prompt, rows
 
-from fairlead_worker.scheduler.config import POLICIES
+from fairlead_common.scheduling_policy import POLICIES
 
 COMMON = prompt(1024)
 
@@ -180,12 +180,3 @@ def test_other_roots_share_nothing() -> None:
     names = [machine.submit([*COMMON[:80], 1, 2], 2, root=root) for root in (1, 2, 2)]
     finish(machine)
     assert prefills(machine) == [{names[0]: (0, 82), names[1]: (0, 82), names[2]: (80, 2)}]
-
-
-def test_a_tenant_is_charged_for_the_tokens_computed_for_it() -> None:
-    machine = EngineModel(128, 4, chunked_prefill_size=0, policy="fair")
-    for tenant in ("a", "b"):
-        machine.submit([*COMMON[:80], 1, 2], 1, tenant=tenant)
-    machine.step()
-    fair = machine.scheduler.waiting.fair
-    assert fair is not None and sorted(fair.counter(tenant) for tenant in "ab") == [2 + 2, 82 + 2]

@@ -35,7 +35,7 @@ def test_a_prompt_progresses_by_an_eighth_of_a_chunk_beside_as_many_decodes() ->
     machine = EngineModel(8192, 16, chunked_prefill_size=256, max_num_seqs=300)
     for seed in range(256):
         machine.submit(prompt(1 + seed % 8, seed), 200, ignore_eos=True)
-    while len(machine.scheduler.batch.rows) < 256:
+    while len(machine.scheduler.batch.requests) < 256:
         machine.step()
     long = machine.submit(prompt(1024, 3), 1)
     before = len(machine.plans)
@@ -152,7 +152,7 @@ def test_preemption_takes_the_cheapest_request_never_the_oldest_and_requeues_it_
     while not preempted:
         machine.step()
         machine.check()
-        preempted = [request.id for request in machine.scheduler.waiting._preempted]
+        preempted = [request.id for request in machine.scheduler.waiting._requests.values() if request.history.lost_pages]
     assert preempted == [cheap], "11 tokens and its output cost less than 20; the oldest would be cheaper still"
     assert {request.id for request in machine.scheduler.running} == {oldest, dear}
     assert machine.scheduler.reserve.ratio >= 0.1

@@ -1,7 +1,9 @@
 """The worker's HTTP API as a FastAPI application."""
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from fairlead_worker.api.http import RequestContext, RequestMiddleware
@@ -20,15 +22,21 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         version=release(),
         openapi_url=None,  # the page below is encoded once, and answers as every other path does
         redirect_slashes=False,
+        exception_handlers={HTTPException: _raise},
+        middleware=[Middleware(RequestMiddleware, worker=worker)],
     )
     app.state.worker = worker
     apis = dict(select_apis(part))
     if part != "admin":
         apis["Reference"] = _build_pages(build_document(apis, release()))
     for tag, operations in apis.items():
-        # `include_router` would match the path of each request twice: once for the router, and once within it.
-        app.router.routes.extend(build_router(tag, operations).routes)
-    return RequestMiddleware(app, worker)
+        app.include_router(build_router(tag, operations))
+    return app
+
+
+async def _raise(request: Request, error: Exception) -> Response:
+    """Leave an unknown path or method to RequestMiddleware, which formats every error."""
+    raise error
 
 
 def _build_pages(document: dict[str, object]) -> tuple[Operation, ...]:

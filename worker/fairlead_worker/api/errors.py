@@ -9,7 +9,6 @@ RETRY_LOST = ("x-fairlead-retry", "lost")
 """Tells the router that the engine ended while it had the request. The request may be the cause, so routers count these."""
 
 
-RETRY_WITHDRAWN = ("x-fairlead-retry", "withdrawn")
 """Tells the router that the request left this worker as the router asked, before it started."""
 
 
@@ -71,11 +70,6 @@ def busy(message: str, retry_after: int) -> ApiError:
 def lost(message: str) -> ApiError:
     """Return a 503: the engine ended during this request. Another pod may answer it, or end in the same way."""
     return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_LOST]))
-
-
-def withdrawn() -> ApiError:
-    """Return a 503: the router withdrew the request to send it to another worker."""
-    return ApiError(503, "the router withdrew this request", type="server_error", code="withdrawn", headers=dict([RETRY_WITHDRAWN]))
 
 
 def failed(message: str) -> ApiError:

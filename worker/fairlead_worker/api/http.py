@@ -5,19 +5,20 @@ import logging
 import uuid
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_common.truncate import quote
-from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
+from fairlead_worker.api.engine.client import EngineGone, EngineNotReady
+from fairlead_worker.api.engine.generation import ClientTooSlow
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
-from fairlead_worker.api.unknown_fields import HEADER, begin_request, format_header
+from fairlead_worker.api.request_cpu import RequestCpu, UnreportedCpu
+from fairlead_worker.api.request_warnings import HEADER, begin_request, format_header
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,11 @@ client reports a reset as a connection error and retries.
 """
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, INVOCATIONS, *POOLED)
 """Paths whose requests go to the engine."""
-CPU_HEADER = b"x-fairlead-cpu-ms"
+TENANT = b"x-fairlead-tenant"
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
+
+
+Result = TypeVar("Result")
 
 
 class ClientGone(Exception):
@@ -41,9 +45,12 @@ class ClientGone(Exception):
 class RequestContext:
     """One request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str, unreported: UnreportedCpu | None = None) -> None:
+        """`unreported`: where the CPU time of requests without an answer is kept; None: the CPU time is not reported."""
         self.path: str = scope["path"]
         self.headers = dict(scope["headers"])
+        self.tenant = self.headers.get(TENANT, b"").decode("latin-1")
+        self.cpu = RequestCpu(self.tenant, unreported)
         self.span: Span = scope.get("fairlead.span", NO_SPAN)
         self.key_digest: str = scope.get("fairlead.key", "")
         """SHA-256 of the API key that `--api-key-file` accepted; empty without one."""
@@ -53,17 +60,18 @@ class RequestContext:
         """True once the whole request body was received."""
         self.close_connection = False
         """True to tell the client to open a new connection for its next request."""
-        self._cpu_seconds = 0.0
         self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
-        self._unknown_fields = begin_request()
+        self._warnings = begin_request()
         self._replayed: bytes | None = None
         self._receive = receive
         self._send = send
 
     async def receive(self) -> Message:
         message = await self._receive()
+        if body := message.get("body"):
+            self.cpu.add_received(len(body))
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self.body_received = True
         return message
@@ -72,10 +80,9 @@ class RequestContext:
         if message["type"] == "http.response.start":
             self.response_started = True
             message["headers"] = [*message.get("headers", ()), *self._common_headers]
-            if self._cpu_seconds:
-                message["headers"].append((CPU_HEADER, b"%d" % (1000 * self._cpu_seconds)))
-            if self._unknown_fields:
-                message["headers"].append((HEADER, format_header(self._unknown_fields)))
+            message["headers"] += self.cpu.report()
+            if self._warnings:
+                message["headers"].append((HEADER, format_header(self._warnings)))
             if self.close_connection:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
@@ -97,10 +104,6 @@ class RequestContext:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def report_cpu(self, seconds: float) -> None:
-        """Tell the router in the answer's headers how long the request has computed before the engine, so that its tenant pays."""
-        self._cpu_seconds += seconds
-
     def replay_body(self, body: bytes) -> None:
         """Let `read_body` return a body that was read already."""
         self._replayed = body
@@ -112,8 +115,8 @@ class RequestContext:
     async def write(self, data: bytes, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def respond_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
-        await self.respond(200, msgspec.json.encode(value), headers)
+    async def respond_json(self, value: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        await self.respond(status, msgspec.json.encode(value), headers)
 
     async def respond(self, status: int, data: bytes, headers: dict[str, str] | None = None, type: str = "application/json") -> None:
         await self.start_response(status, {"content-type": type, "content-length": str(len(data)), **(headers or {})})
@@ -129,14 +132,14 @@ class RequestContext:
             self.close_connection = True
         await self.respond(error.status, error.body(self.path), error.headers)
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done. If the client disconnects first, cancel it and raise ClientGone."""
+    async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` and return its result. If the client disconnects first, cancel it and raise ClientGone."""
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_disconnect())
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise ClientGone
-            task.result()
+            return task.result()
         finally:
             gone.cancel()
             task.cancel()
@@ -155,39 +158,36 @@ class RequestContext:
 
 
 class RequestMiddleware:
-    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API.
+    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API."""
 
-    It calls the application's router without FastAPI's own middleware, which would answer errors in another form and wrap every `send`.
-    This and `DirectRoute` save 0.16 ms of CPU time of a request (`bench/end_to_end/front_cost.py`, on a busy machine).
-    """
-
-    def __init__(self, app: FastAPI, worker: Worker) -> None:
-        self._app = app
-        self._router = app.router
-        self._worker = worker
+    def __init__(self, app: ASGIApp, worker: Worker) -> None:
+        self._app, self._worker = app, worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
-        context = RequestContext(scope, receive, send, self._worker.config.pod)
+        is_inference = scope["path"] in INFERENCE
+        context = RequestContext(scope, receive, send, self._worker.config.pod, self._worker.unreported_cpu if is_inference else None)
         context.close_connection = self._worker.draining
-        scope["app"], scope["fairlead.context"] = self._app, context
+        scope["fairlead.context"] = context
         try:
-            if scope["path"] in INFERENCE:
+            if is_inference:
                 self._worker.check_serving()
+                self._worker.unreported_cpu.check(context.tenant)
                 if scope["path"] in GENERATING:
-                    tenant = context.headers.get(b"x-fairlead-tenant", b"").decode("latin-1")
-                    self._worker.check_queue_limit(1, tenant)  # before the body is read and tokenized
+                    self._worker.check_queue_limit(1, context.tenant)  # before the body is read and tokenized
                 with self._worker.track_request():
                     self._check_head(context)
-                    await self._router(scope, context.receive, context.send)
+                    await context.cpu.count(self._app(scope, context.receive, context.send), context.headers)
             else:
                 self._check_head(context)
-                await self._router(scope, context.receive, context.send)
+                await self._app(scope, context.receive, context.send)
         except ClientGone:
             logger.debug("client gone: request %s", context.request_id)
         except Exception as error:
             await _send_error(context, error)
+        finally:
+            context.cpu.close()
 
     def _check_head(self, context: RequestContext) -> None:
         encoding = context.headers.get(b"content-encoding", b"").strip().lower()

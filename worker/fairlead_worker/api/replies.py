@@ -5,6 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
+import msgspec
+from msgspec import UNSET
+
+from fairlead_common.protocols.answer import Answer
+from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
@@ -26,8 +31,8 @@ class ResponseWriter(Protocol):
     def collect(self, batch: list[tuple[int, OutputDelta]]) -> None:
         """Store a batch of (choice, delta) for `document`."""
 
-    def document(self) -> dict[str, Any]:
-        """Return the document of everything that was collected."""
+    def document(self) -> Answer:
+        """Return the answer from everything that was collected."""
 
     def begin(self) -> bytes:
         """Return the first bytes of a stream."""
@@ -59,13 +64,13 @@ async def send_answer(
     run = GenerationRun(worker, generation_request, context.span)
 
     async def work() -> None:
-        worker.check_queue_limit(len(generation_request.submissions), generation_request.submissions[0].tenant)
-        async with worker.engine.generate(generation_request.submissions, run.engine_spans.count) as generation:
+        worker.check_queue_limit(len(generation_request.submits), generation_request.submits[0].tenant)
+        async with Generation(worker.engine, generation_request.submits, run.engine_spans.count) as generation:
             deltas = run.deltas(generation) if before_end is None else _followed_by(run.deltas(generation), before_end)
             if stream:
                 await _send_stream(context, generation_request, writer, deltas, usage_comment)
             else:
-                await _send_document(context, generation_request, writer, deltas)
+                await _send_document(context, worker, generation_request, writer, deltas)
 
     try:
         await context.while_connected(work())
@@ -86,6 +91,7 @@ async def _followed_by(
 
 async def _send_document(
     context: RequestContext,
+    worker: Worker,
     generation_request: GenerationRequest,
     writer: ResponseWriter,
     deltas: AsyncIterator[list[tuple[int, OutputDelta]]],
@@ -93,11 +99,29 @@ async def _send_document(
     async for batch in deltas:
         writer.collect(batch)
     # Twenty entries for each token of a long prompt or of many choices take seconds. A thread keeps the other streams running meanwhile.
-    has_many = generation_request.needs_prompt_logprobs or any(each.sampling.logprobs for each in generation_request.submissions)
-    document = await asyncio.to_thread(writer.document) if has_many else writer.document()
-    await context.respond_json(
-        document, {CACHED_HEADER: str(_cached_tokens(generation_request)), USAGE_HEADER: _usage_header(generation_request)}
-    )
+    has_many = generation_request.needs_prompt_logprobs or any(each.sampling.logprobs for each in generation_request.submits)
+    if has_many:
+
+        def start(slot: int) -> asyncio.Future[bytes]:
+            return asyncio.ensure_future(asyncio.to_thread(lambda: msgspec.json.encode(_encode_parts(writer.document()))))
+
+        data = await worker.large_answers.run(generation_request.submits[0].tenant, start)
+    else:
+        data = msgspec.json.encode(writer.document())
+    headers = {CACHED_HEADER: str(generation_request.usage().cached_tokens), USAGE_HEADER: _usage_header(generation_request)}
+    await context.respond(200, data, headers)
+
+
+def _encode_parts(value: Any, depth: int = 4) -> Any:
+    """Encode the objects in lists one by one, because msgspec holds the interpreter's lock until all is encoded."""
+    if depth and isinstance(value, Answer):
+        tag = value.__struct_config__
+        head = {tag.tag_field: tag.tag} if tag.tag_field else {}
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return head | {name: _encode_parts(each, depth - 1) for name, each in fields if each is not UNSET}
+    if depth and isinstance(value, list) and value and isinstance(value[-1], Answer | dict):
+        return [msgspec.Raw(msgspec.json.encode(_encode_parts(each, depth - 1))) for each in value]
+    return value
 
 
 async def _send_stream(
@@ -112,7 +136,7 @@ async def _send_stream(
             before = b""
             if not context.response_started:
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-                await context.start_response(200, headers | {CACHED_HEADER: str(_cached_tokens(generation_request))})
+                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.usage().cached_tokens)})
                 before = writer.begin()
             if data := before + writer.add(batch):
                 await context.write(data)
@@ -126,12 +150,7 @@ async def _send_stream(
     await context.write(writer.end(comment), more=False)
 
 
-def _cached_tokens(generation_request: GenerationRequest) -> int:
-    cached: int = generation_request.usage()["prompt_tokens_details"]["cached_tokens"]
-    return cached
-
-
 def _usage_header(generation_request: GenerationRequest) -> str:
     """Return the number of prompt tokens and of generated tokens, separated by a space."""
     usage = generation_request.usage()
-    return f"{usage['prompt_tokens']} {usage['completion_tokens']}"
+    return f"{usage.prompt_tokens} {usage.completion_tokens}"

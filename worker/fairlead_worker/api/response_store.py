@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fairlead_common.response_keys import ResponseKeys, expand
+from fairlead_common.truncate import quote
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
@@ -72,7 +73,7 @@ class ResponseStore:
             text = await self._ask(lambda: self._scripts.redis.execute("HGET", self._scripts.key(f"answers:r{_name(key)}"), "text"))
             if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
                 return msgspec.json.decode(body, type=StoredResponse)
-        raise ApiError(404, f"there is no stored response {id!r:.80}; it may have expired", param=param, code="not_found")
+        raise ApiError(404, f"there is no stored response {quote(id)}; it may have expired", param=param, code="not_found")
 
     async def delete(self, id: str, keys: ResponseKeys) -> None:
         """Delete a stored response. Raise ApiError as `load`."""

@@ -1,14 +1,14 @@
 """Request bodies as msgspec structs. Types and bounds are here; `generation/sampling.py` has the meaning."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
-from fairlead_common.json_size import JsonTooLarge, check_json
+from fairlead_common.json_size import JsonTooLarge, check_json, read_float
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, invalid
-from fairlead_worker.api.unknown_fields import report_unknown_fields
+from fairlead_worker.api.request_warnings import report_unknown_fields
 
 Choices = Annotated[int, Meta(ge=1, le=128)]
 Count = Annotated[int, Meta(ge=1)]
@@ -182,6 +182,9 @@ MAX_FIELDS = 1024
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
+_DECODER: Final = msgspec.json.Decoder(float_hook=read_float)
+
+
 def check_size(data: bytes, max_tokens: int = 0) -> None:
     """Raise ApiError 400 for a body with more nodes than a decoder may build. `max_tokens`: token ids of the longest prompt."""
     try:
@@ -197,7 +200,7 @@ def parse(data: bytes, type: type[Body], max_tokens: int = 0) -> Body:
     """
     check_size(data, max_tokens)
     try:
-        raw = msgspec.json.decode(data)
+        raw = _DECODER.decode(data)
     except msgspec.ValidationError:  # a number that no type can hold
         raise _out_of_range_error(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -14,6 +14,9 @@ from typing import Any
 
 import uvicorn
 
+from fairlead_common.http.asgi import AsgiServer
+from fairlead_common.http.client_connection import ClientConnection
+from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.tracer import Tracer
@@ -22,7 +25,6 @@ from fairlead_worker.api.app import build
 from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.index_publisher import IndexPublisher
-from fairlead_worker.api.front.connections import Connections
 from fairlead_worker.api.front.wrap import wrap
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
@@ -41,16 +43,8 @@ CLOSING_SECONDS = 2.0
 """Seconds for the last bytes of streams that the drain has cut."""
 ENGINE_STOP_SECONDS = 10.0
 """Seconds for the engine to finish its current step before it is killed."""
-KEEP_ALIVE_SECONDS = 75
-"""Longer than a client's pool keeps an idle connection (30 s in the router): a server that closes first races with a new request."""
-
-
-class UvicornServer(uvicorn.Server):
-    """uvicorn without its own signal handling, because the worker drains before uvicorn shuts down."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+CHECK_SECONDS = 1.0
+"""Interval between checks for clients that are idle, slow, or do not read their answers."""
 
 
 @dataclass(frozen=True)
@@ -83,32 +77,58 @@ async def serve(config: WorkerConfig, listeners: Listeners, tracer: Tracer | Non
     return f"internal error: {reason}"
 
 
+class UvicornServer(uvicorn.Server):
+    """uvicorn without its own signal handling, because the worker drains before uvicorn shuts down."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 class Port:
-    """One listening port: its HTTP server and its own connection limits, which clients of another port cannot exhaust."""
+    """One listening port: its HTTP server and its own connection limits, which clients of another port cannot exhaust.
+
+    uvicorn listens and shuts down. Its connections are the router's, because its own have no limits and take twice the CPU for a token.
+    """
 
     def __init__(self, worker: Worker, listener: socket.socket, part: Part, tracer: Tracer | None) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
-        self.connections = Connections(worker.config.limits)
+        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(worker.config.limits, lambda name: f"--limits {name}")
+        self._connections: set[ClientConnection] = set()
         self._listener = listener
+        app = wrap(build(worker, part), worker.config, tracer, part)
+        self._app = AsgiServer(app)
         self.server = UvicornServer(
             uvicorn.Config(
-                wrap(build(worker, part), worker.config, tracer, part),
-                http=self.connections.protocol,  # type: ignore[arg-type]  # a protocol factory, not a class
+                app,
+                http=self._connect,  # type: ignore[arg-type]  # a protocol factory, not a class
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(CLOSING_SECONDS),
             )
         )
+        self.server.server_state.connections = self._connections  # type: ignore[assignment]  # uvicorn calls `shutdown` of each
+
+    def _connect(self, **_: object) -> ClientConnection:
+        return ClientConnection(self._app, self._connections, asyncio.get_running_loop(), self._limiter)
 
     async def serve(self) -> None:
-        """Serve until `server.should_exit` is set."""
-        await self.server.serve(sockets=[self._listener])
+        """Serve until `server.should_exit` is set. Then answers under way have CLOSING_SECONDS to end."""
+        checks = asyncio.create_task(self._check_connections())
+        try:
+            await self.server.serve(sockets=[self._listener])
+        finally:
+            checks.cancel()
+
+    async def _check_connections(self) -> None:
+        """Until cancelled, end connections that exceed a timeout or do not read their answers."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._limiter.close_overdue(time.monotonic())
+            for connection in list(self._connections):
+                connection.close_if_stalled(time.monotonic())
 
 
 class Server:
@@ -138,8 +158,6 @@ class Server:
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
         yield "start", self._start()
-        for port in self._ports:
-            yield f"connections of port {port.number}", port.connections.monitor()
 
     async def run(self) -> str:
         """Serve until a signal arrives or the engine ends. Return the reason of a failure, or an empty string after an orderly shutdown."""

@@ -7,6 +7,7 @@ import msgspec
 
 from fairlead_common.truncate import quote
 from fairlead_index.hashing import tokens_from_bytes
+from fairlead_worker.api.answers.worker import Prompt, Tokens
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.router_headers import read_origin
@@ -76,8 +77,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
 
     def document() -> bytes:
         texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
-        document_fields = {"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts}
-        return msgspec.json.encode(document_fields)
+        return msgspec.json.encode(Tokens(len(tokens), worker.max_model_len, tokens.tolist(), texts))
 
     await context.respond(200, await worker.encode(document, len(tokens)))
 
@@ -87,4 +87,4 @@ async def detokenize(worker: Worker, context: RequestContext) -> None:
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest, worker.max_model_len)
     worker.check_model(request.model)
     text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
-    await context.respond_json({"prompt": text})
+    await context.respond_json(Prompt(text))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from fairlead_common.errors import too_many_tokens
+from fairlead_common.fair_slots import FairSlots
 from fairlead_common.memory import LARGE, trim_heap
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_common.prompts.token_cache import TokenCache
@@ -23,6 +24,7 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.output.parsers import OutputParsers
+from fairlead_worker.api.request_cpu import UnreportedCpu
 from fairlead_worker.api.response_store import ResponseStore
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INLINE_ENCODE_SIZE = 4096
-MOST_QUEUES = 8
 """Characters up to which prompts are tokenized in the event loop. For short prompts, a thread costs more than the work."""
-
+MOST_QUEUES = 8
+"""Queue limits that the waiting sequences of all tenants may fill together."""
 MIN_COUNTABLE_TOKENS = 1 << 18
 
 Encoded = TypeVar("Encoded")
@@ -75,11 +77,14 @@ class Worker:
         """OpenAI's `system_fingerprint`: answers of equal requests may differ where it differs."""
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
         self._large_encoding = asyncio.Lock()
+        self.large_answers = FairSlots(1)
+        """Turns of tenants to format log-probabilities: the event loop waits up to five milliseconds for each thread that computes."""
         self.token_cache = TokenCache(config.limits.token_cache_bytes)
         limits = config.limits
         self.response_store = (
             ResponseStore(config.redis, config.index_namespace, limits) if config.redis is not None and limits.stored_responses else None
         )
+        self.unreported_cpu = UnreportedCpu()
         self._grammars: GrammarChecker | None = None
         self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 
@@ -226,13 +231,11 @@ class Worker:
             self._gzipped_prompt_format = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
         return await asyncio.shield(self._gzipped_prompt_format)
 
-    async def compile_grammar(self, constraint: Constraint | None, tenant: str, report_cpu: Callable[[float], None]) -> str:
-        """Return the engine's grammar for `constraint`, or an empty string without one. Raise ApiError 400 for an invalid constraint.
+    async def compile_grammar(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> str:
+        """Return the engine's grammar for `constraint`. Raise ApiError 400 for an invalid constraint.
 
-        `tenant`: whose turn it takes. `report_cpu` gets the seconds that checking it took.
+        `tenant`: whose turn it takes. `report_cpu` gets the CPU seconds of checking it, also after the client has left.
         """
-        if constraint is None:
-            return ""
         if self._grammars is None:
             raise unavailable("the model is not loaded yet")
         self.engine.grammars_pending += 1

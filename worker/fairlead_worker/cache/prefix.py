@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
 from fairlead_worker.cache.host import HostTier
-from fairlead_worker.cache.kept import KeptPrompts
 from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
@@ -30,11 +29,8 @@ class PrefixCache:
     hit like any other: its KV is copied back to a device page when a lease attaches to it.
     """
 
-    def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, host_slots: int = 0, kept_prompts: int = 0) -> None:
-        """`host_slots`: most pages in the host tier; 0: no host tier. `kept_prompts`: most prompts whose last logits are kept; 0: none.
-
-        Raises ValueError for a bad block size.
-        """
+    def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, host_slots: int = 0) -> None:
+        """`host_slots`: most pages in the host tier; 0: no host tier. Raises ValueError for a bad block size."""
         if block_tokens < 1 or block_tokens % pool.page_size:
             raise ValueError(f"block tokens must be a multiple of the page size {pool.page_size}, not {block_tokens}")
         self.pool = pool
@@ -42,7 +38,6 @@ class PrefixCache:
         self.evicted_pages = 0
         """Pages evicted from the device since the start."""
         self.host = HostTier(host_slots, self._forget) if host_slots else None
-        self.kept = KeptPrompts(kept_prompts) if kept_prompts else None
         self.block_tokens = block_tokens
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
@@ -228,8 +223,6 @@ class PrefixCache:
     def clear(self) -> int:
         """Drop all cached pages that no request uses, in both tiers. Return their number."""
         dropped = self.host.clear() if self.host is not None else 0
-        if self.kept is not None:
-            self.kept.clear()
         count = self.evictable
         if count:
             self._evict(count, offload=False)

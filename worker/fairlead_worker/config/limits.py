@@ -24,7 +24,7 @@ class Limits(ConfigObject):
     max_logprob_entries: Annotated[
         NonNegative,
         Field(description="log-probabilities of a response: tokens of prompts and outputs times the alternatives of each; 0: no limit"),
-    ] = 4 * MIB
+    ] = MIB
     token_cache_bytes: Annotated[
         NonNegative, Field(description="bytes of memory for the token ids of earlier prompts that came without a router; 0: none")
     ] = 64 * MIB
@@ -48,10 +48,6 @@ class Limits(ConfigObject):
     idle_prefill_chunks: Annotated[Positive, Field(description="chunks that a step may prefill while no request decodes")] = 5
     dedupe_tokens: Annotated[
         NonNegative, Field(description="tokens of the shortest prefix that requests of one step compute together; 0: none")
-    ] = 32
-    kept_prompts: Annotated[
-        NonNegative,
-        Field(description="recent prompts whose last logits are kept, so that an exact repeat needs no forward pass; 0: none"),
     ] = 32
     piecewise_graph_tokens: Annotated[
         NonNegative,

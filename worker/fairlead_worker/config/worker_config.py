@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
+from fairlead_common.scheduling_policy import PolicyName
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
-from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, parse_url
 from fairlead_worker.config.api_files import AllowedOrigins, ApiKeyFile, ChatTemplateFile
 from fairlead_worker.config.command_line import describe_value, exit_with_errors, hide_password, parse_flags
@@ -99,12 +99,8 @@ class WorkerConfig(BaseSettings):
 
     # Scheduling
     scheduling_policy: Annotated[
-        Literal["sjf", "lpm", "fcfs", "fair"],
-        flag(
-            "Scheduling",
-            "order of waiting requests: priority, then fewest uncached tokens; longest cached prefix; arrival; equal shares of users",
-        ),
-    ] = "sjf"
+        PolicyName, flag("Scheduling", "order of waiting requests of equal priority: longest cached prefix (lpm), or arrival (fcfs)")
+    ] = "lpm"
     max_num_seqs: Annotated[Positive, flag("Scheduling", "sequences in one step, at most")] = 256
     chunked_prefill_size: Annotated[
         int, flag("Scheduling", "tokens of a step that has both decodes and prefill, at most; longer prompts are cut; 0 or -1: off")
@@ -154,7 +150,7 @@ class WorkerConfig(BaseSettings):
     ] = "auto"
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        flag("Execution", "schedule a step while the one before it runs on the GPU; auto: on a GPU, after a start-up trial"),
+        flag("Execution", "schedule a step while the one before it runs on the GPU; auto: on a GPU"),
     ] = "auto"
     max_cudagraph_capture_size: Annotated[
         NonNegative,
@@ -220,16 +216,10 @@ class WorkerConfig(BaseSettings):
     termination_log: Annotated[str, env_only("file for the reason of a failure")] = "/dev/termination-log"
     model_cache: Annotated[str, env_only("folder of downloaded models; default: HF_HOME, or ~/.cache/huggingface")] = ""
     index_namespace: Annotated[str, env_only("NAMESPACE/NAME of the service in the prefix index")] = ""
-    index_groups: Annotated[int, env_only("parts of the index: spec.routing.indexGroups", ge=1, le=MAX_GROUPS)] = 1
     redis_url: Annotated[str, env_only("redis://… of the prefix index; default: no index")] = ""
-    redis_username: Annotated[str, env_only("user of Redis; default: the URL's")] = ""
-    redis_username_file: Annotated[str, env_only("file with the user, read at each connection")] = ""
-    redis_password_file: Annotated[str, env_only("file with the password, read at each connection")] = ""
-    redis_ca_file: Annotated[str, env_only("PEM file of the authorities for rediss://; default: the system's")] = ""
-    redis_cert_file: Annotated[str, env_only("PEM file of a client certificate for rediss://")] = ""
-    redis_key_file: Annotated[str, env_only("PEM file of the client certificate's private key")] = ""
-    redis_sentinel_username_file: Annotated[str, env_only("file with the sentinels' user, read at each connection")] = ""
-    redis_sentinel_password_file: Annotated[str, env_only("file with the sentinels' password, read at each connection")] = ""
+    redis_credentials: Annotated[
+        str, env_only("folder with the files username, password, ca.crt, tls.crt and tls.key, each optional, read at each connection")
+    ] = ""
     nodes_secret: Annotated[
         str, env_only(f"shared secret of the nodes of a model, {MIN_SECRET_LENGTH} characters or more, for --nnodes above 1")
     ] = ""
@@ -373,11 +363,7 @@ class WorkerConfig(BaseSettings):
     @property
     def redis(self) -> RedisAccess | None:
         """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
-        if not self.redis_url:
-            return None
-        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
-        sentinel_files = (self.redis_sentinel_username_file, self.redis_sentinel_password_file)
-        return RedisAccess(self.redis_url, self.redis_username, *files, *sentinel_files)
+        return RedisAccess(self.redis_url, self.redis_credentials) if self.redis_url else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -58,9 +58,6 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._waiting_requests)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting_requests
-
     def submit(self, message: Submit) -> Output | None:
         """Submit a request to the scheduler, now or when its grammar is compiled. Return a refusal, if any."""
         if not message.grammar:

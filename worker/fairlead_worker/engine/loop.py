@@ -1,16 +1,13 @@
 """The engine's loop: receives messages, runs steps, sends messages. Transport and model are protocols."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from math import inf
+from collections.abc import Callable
 from typing import Protocol
 
 from fairlead_worker.cache.hot import find_hot_prefixes
 from fairlead_worker.engine.grammar_queue import POLL_SECONDS, GrammarCompiler, GrammarQueue
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.ipc.messages import (
-    WITHDRAWN,
     Abort,
     AdapterChanged,
     Failed,
@@ -27,7 +24,6 @@ from fairlead_worker.ipc.messages import (
     Submit,
     ToEngine,
     UnloadAdapter,
-    Withdraw,
 )
 from fairlead_worker.scheduler.plan import Runner, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -145,9 +141,6 @@ class MessageHandler:
             if isinstance(message, ResetPrefixCache):
                 self._outbox.send(PrefixCacheReset(scheduler.cache.clear()))
                 continue
-            if isinstance(message, Withdraw):
-                outputs += withdraw(scheduler, self._grammar_queue, message.ids)
-                continue
             self._timer.record_arrival(message)
             answer = receive(scheduler, self._grammar_queue, message, self._adapters)
             if answer is not None:
@@ -175,22 +168,12 @@ def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit |
         return _refuse_after_error(message, error)
 
 
-def withdraw(scheduler: Scheduler, grammar_queue: GrammarQueue, ids: Sequence[str]) -> list[Output]:
-    """Drop requests that wait and have computed nothing, if all of them do. Return their outputs; none if nothing was dropped."""
-    if not all(request_id in grammar_queue or scheduler.is_untouched(request_id) for request_id in ids):
-        return []
-    for request_id in ids:
-        if grammar_queue.abort(request_id) is None:
-            scheduler.abort(request_id)
-    return [refusal(request_id, WITHDRAWN) for request_id in ids]
-
-
 def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
     """Return a `submit` that refuses the request on an error. The grammar queue calls it later, without another error handler."""
 
     def submit(message: Submit) -> Output | None:
         try:
-            return scheduler.submit(message, message.due_at - time.monotonic() if message.due_at else inf)
+            return scheduler.submit(message)
         except Exception as error:
             return _refuse_after_error(message, error)
 

@@ -111,7 +111,7 @@ class Overlap:
         reported = self.reconcile() or reported
         awaited = scheduler.rows_to_sample(plan)
         launched.choose(awaited)
-        scheduler.advance_placeholder(plan, awaited)
+        scheduler.advance_unread(plan, awaited)
         self._in_flight = plan, launched
         return reported
 

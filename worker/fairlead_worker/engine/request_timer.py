@@ -64,7 +64,7 @@ class RequestTimer:
 
     def record_plan(self, plan: StepPlan) -> None:
         """Store when the requests of a plan were admitted. Call it before the step runs."""
-        if not plan.prefill_tokens and not plan.repeats:
+        if not plan.prefill_tokens:
             return
         now = self._clock()
         for row in plan.rows:
@@ -80,10 +80,7 @@ class RequestTimer:
                 self._awaiting_first_token.add(request_id)
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Write the step to the schedule trace, and store chunks of traced requests.
-
-        Call it before `advance`, which moves the rows to their next tokens.
-        """
+        """Write the step to the schedule trace, and store chunks of traced requests."""
         if self._chunks and plan.prefill_tokens:
             self._record_chunks(plan, result.seconds)
         if self._trace is not None:

@@ -89,10 +89,18 @@ class Drafter:
         self.graphs: GraphedDecodes | None = None
         """CUDA graphs of passes in which every request has one token, mostly those after the first drafted token. None: no graphs."""
         self._forward = forward
-        self._loaded = loaded
+        self.loaded = loaded
         self._backend = backend
         self._vocabulary_size = vocabulary_size
         self._seen: dict[str, _Seen] = {}
+
+    @property
+    def page_size(self) -> int:
+        return self._backend.spec.page_size
+
+    def run(self, step: PackedStep, plainly: bool = False) -> torch.Tensor:
+        """Return the logits of a pass. `plainly`: without CUDA graphs."""
+        return run_step(step, self._forward, self._backend, None if plainly else self.graphs)
 
     @torch.inference_mode()
     def draft(self, plan: StepPlan) -> Drafts | None:
@@ -151,12 +159,12 @@ class Drafter:
 
         `drafted`: the tokens of these rows if they are drafted ones.
         """
-        step = pack(StepPlan(rows, drafted=0 if drafted is None else len(rows)), self._backend.spec.page_size, self._loaded.device)
+        step = pack(StepPlan(rows, drafted=0 if drafted is None else len(rows)), self._backend.spec.page_size, self.loaded.device)
         step = replace(step, adapters=(), host=None)  # adapters belong to the verifying model
         if drafted is not None:
             step.tokens.copy_(drafted)
-        step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
-        logits = run_step(step, self._forward, self._backend, self.graphs)
+        step.tokens.clamp_(max=self.loaded.vocabulary_size - 1)
+        logits = self.run(step)
         if not len(step.sampling):
             return step.tokens.new_empty(0)
         return logits[:, : self._vocabulary_size].argmax(1)

@@ -1,6 +1,6 @@
 """Overlapped steps: a step is launched before the previous step's tokens reach the host. Implements `engine.overlap.AheadRunner`.
 
-The forward pass reads those tokens on the device: a placeholder in the plan stands for an index into the tensor of the last sampled
+The forward pass reads those tokens on the device: an unread token of a request is an index into the tensor of the last sampled
 tokens. Sampling is launched later, once the host knows the previous tokens, so penalties, bans, grammars and noise equal those of the
 plain loop. The forward pass already runs by then, so on a GPU neither side waits for the other.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.execution.kept import return_logits
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import DeviceStream, Stream
@@ -58,30 +57,26 @@ class OverlappedRunner:
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         began, runner = time.perf_counter(), self.runner
-        complete = return_logits if runner.kept is None else runner.kept.prepare(plan)
-        step = None if plan.repeats == len(plan.rows) else pack(plan, runner.backend.spec.page_size, runner.loaded.device)
-        fill = None if step is None else self._fill_placeholders(plan, step)
+        step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
+        fill = self._fill_unread(plan, step)
 
         @torch.inference_mode()
         def forward() -> torch.Tensor:
             if runner.host is not None:
                 runner.host.copy(plan.saves, plan.loads)
-            logits: torch.Tensor | None = None
-            if step is not None:
-                logits = runner.run(step, fill)
-            return complete(logits)
+            return runner.run(step, fill)
 
         return LaunchedStep(self, plan, self.stream.run(forward), began)
 
-    def _fill_placeholders(self, plan: StepPlan, step: PackedStep) -> Callable[[], object] | None:
-        """Return a function that replaces the plan's placeholders by the tokens of the previous step; None: there are none."""
+    def _fill_unread(self, plan: StepPlan, step: PackedStep) -> Callable[[], object] | None:
+        """Return a function that puts the tokens of the previous step where the plan's are unread; None: there are none."""
         choice, at, chosen, end = self.unread, list[int](), list[int](), 0
         if choice is None:
             return None
         for row in plan.rows:
             end += row.count
             place = choice.rows.get(row.request)
-            if place is not None and row.end == len(row.request.tokens):
+            if place is not None and row.end > len(row.request.tokens):
                 at.append(end - 1)
                 chosen.append(place)
         if not at:

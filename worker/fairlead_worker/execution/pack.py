@@ -1,7 +1,4 @@
-"""Packing: a step plan as packed tensors. Array operations cover all rows; Python only collects what each row holds.
-
-`python -m bench engine/step_packing` measures the cost for 256 decodes.
-"""
+"""Packing: a step plan as packed tensors. Array operations cover all rows; Python only collects what each row holds."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,18 +10,19 @@ from fairlead_worker.kernels.base import HostArrays, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
+UNREAD = array("I", [0])
+"""Stands for a token that only the device knows: it is filled in there."""
+
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Lay the rows of `plan` end to end, except those that repeat a prompt. At least one row has tokens.
+    """Lay the rows of `plan` end to end.
 
     Raises ValueError if a row's page table is too short for its tokens.
 
     A row that speculates becomes several rows of one token. A backend stores a step's KV before it attends, so each of them sees the
     ones before it and has the same bits as a plain decode. So the verified tokens are the same in bfloat16 too.
     """
-    rows = [row for row in plan.rows if row.count] if plan.repeats else plan.rows
-    if plan.drafted:
-        rows = [single for row in rows for single in _singles(row)]
+    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
     starts = [row.start for row in rows]
     counts = [row.count for row in rows]
     first, many = np.array(starts, np.int64), np.array(counts, np.int64)
@@ -35,9 +33,9 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     places, offsets = np.divmod(positions, page_size)
     slots = indices[places + np.repeat(indptr[:-1], many)].astype(np.int64) * page_size + offsets
     # The token arrays of requests grow and so cannot be viewed: each row's part is copied once.
-    texts = [row.request.tokens[start:end] for row, start, end in zip(rows, starts, ends.tolist(), strict=True)]
+    texts = [row.request.tokens[start:end] or UNREAD for row, start, end in zip(rows, starts, ends.tolist(), strict=True)]
     if plan.drafted:
-        texts = [text or array("I", row.draft) for text, row in zip(texts, rows, strict=True)]
+        texts = [array("I", row.draft) if text is UNREAD else text for text, row in zip(texts, rows, strict=True)]
     tokens = b"".join(texts)
     adapters = [row.request.adapter for row in rows]
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1

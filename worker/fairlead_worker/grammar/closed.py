@@ -8,17 +8,15 @@ follows the given one: where that would not be sure, as in `oneOf`, objects stay
 from collections.abc import Mapping
 from typing import Any
 
+from fairlead_worker.grammar.schema_walk import DATA, NAMED
+
 _FURTHER = ("anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas")
 """Keywords beside `properties` that can name further properties."""
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties")
 _OF_NAMES = ("properties", "$defs", "definitions")
-_NAMED = (*_OF_NAMES, "patternProperties", "dependentSchemas")
-"""Keywords whose values have schemas by name: the names are not keywords."""
 _LISTS = ("anyOf", "prefixItems")
-"""Not `oneOf`: an answer for one closed branch can follow two of the open ones. `$defs` may close: llguidance refuses branches of `oneOf`
-that are disjoint only by what they refer to."""
-_DATA = ("const", "enum", "default", "examples")
-"""Keywords whose values are not schemas."""
+"""Not `oneOf`: an answer for one closed branch can follow two of the open ones. `json_schema.py` turns branches that exclude each other
+into `anyOf` before."""
 
 
 def close_objects(schema: Any) -> Any:
@@ -48,8 +46,9 @@ def _close(schema: Any) -> Any:
 
 
 def _lists_required(schema: dict[str, Any], properties: dict[str, Any]) -> bool:
-    required = schema.get("required", [])
-    return isinstance(required, list) and all(name in properties for name in required if isinstance(name, str))
+    dependent = schema.get("dependentRequired", {})
+    lists = [schema.get("required", []), *(dependent.values() if isinstance(dependent, dict) else ())]
+    return all(isinstance(names, list) and all(name in properties for name in names if isinstance(name, str)) for names in lists)
 
 
 def _composes(schema: Any) -> bool:
@@ -59,9 +58,9 @@ def _composes(schema: Any) -> bool:
         return False
     if "allOf" in schema or ("properties" in schema and any(key in schema for key in _FURTHER)):
         return True
-    return any(_composes(_parts(key, value)) for key, value in schema.items() if key not in _DATA)
+    return any(_composes(_parts(key, value)) for key, value in schema.items() if key not in DATA)
 
 
 def _parts(key: str, value: Any) -> Any:
     """Return the value of a keyword; without the names if it has schemas by name."""
-    return list(value.values()) if key in _NAMED and isinstance(value, dict) else value
+    return list(value.values()) if key in NAMED and isinstance(value, dict) else value

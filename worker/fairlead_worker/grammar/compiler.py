@@ -5,6 +5,7 @@ pays for the states that it reaches (https://github.com/guidance-ai/llguidance).
 lock.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,8 +62,16 @@ class Compiler:
         return tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
 
 
+_LEADING_SPACE = re.compile(r'\{"type":"Replace","pattern":\{"Regex":"\\\\A(?:[^"\\]|\\.)*"\},"content":"▁"\},')
+"""The normalizer of SentencePiece vocabularies with symbols of the user (`weights/tokenizer_files.py`)."""
+
+
 def _read_tokenizer(tokenizer_json: str, vocabulary: int, eos: list[int]) -> LLTokenizer:
-    """Read a tokenizer with as many tokens as the model has logits, or with all of its own tokens if it has more."""
+    """Read a tokenizer with as many tokens as the model has logits, or with all of its own tokens if it has more.
+
+    The text that a grammar forces follows other text, so nothing is put before it. The library leaves out `Prepend` by itself.
+    """
+    tokenizer_json = _LEADING_SPACE.sub("", tokenizer_json, count=1)
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=eos or None)
     except ValueError:

@@ -30,6 +30,8 @@ class Constraint(msgspec.Struct, frozen=True):
     whitespace: str | None = None
     """Regular expression for whitespace in JSON. None: WHITESPACE. Empty: no whitespace."""
     reasoning: ReasoningMarkers | None = None
+    fields: tuple[str, ...] = ()
+    """Field of each tool's schema, for errors, if the constraint has the schemas of several tools."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -48,7 +50,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """The checker's answer to a line."""
 
     error: str = ""
+    field: str = ""
+    """Field that the error is about. Empty: the constraint's."""
     grammar: str = ""
     """The grammar for the engine."""
     cpu_seconds: float = 0.0
-    """CPU time that checking it took."""
+    """CPU time of checking it, and of compiling it once more, as the engine does."""

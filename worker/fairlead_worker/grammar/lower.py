@@ -8,9 +8,9 @@ import msgspec
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from fairlead_worker.grammar.closed import close_objects
 from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
-from fairlead_worker.grammar.lark import NAMES, options, quote, split_markers, to_json, with_whitespace
+from fairlead_worker.grammar.lark import NAMES, embed_schema, lower_schema, quote, split_markers, to_json
+from fairlead_worker.grammar.strings import use_ascii_classes
 from fairlead_worker.grammar.structural_tag import lower_structural_tag
 
 _NO_FORCING = '%llguidance {"no_forcing": true}'
@@ -27,32 +27,26 @@ def lower(constraint: Constraint, special: Callable[[str], int | None]) -> str:
 def _lower_by_kind(constraint: Constraint, special: Callable[[str], int | None]) -> str:
     match constraint.kind:
         case "json":
-            return _lower_json_schema(msgspec.json.decode(constraint.text), constraint.whitespace)
+            return lower_schema(msgspec.json.decode(constraint.text), constraint.whitespace)
         case "regex":
-            return LLMatcher.grammar_from_regex(constraint.text)
+            return LLMatcher.grammar_from_regex(use_ascii_classes(constraint.text))
         case "choice":
             return "start: " + " | ".join(quote(choice) for choice in msgspec.json.decode(constraint.text, type=list[str]))
         case "grammar":
             return any_to_lark(constraint.text)
         case "structural_tag":
-            return lower_structural_tag(msgspec.json.decode(constraint.text), special, constraint.whitespace)
+            return lower_structural_tag(msgspec.json.decode(constraint.text), special, constraint.whitespace, constraint.fields)
         case "calls":
-            return _lower_calls(msgspec.json.decode(constraint.text), constraint.whitespace)
+            return _lower_calls(msgspec.json.decode(constraint.text), constraint)
 
 
-def _lower_json_schema(schema: Any, whitespace: str | None) -> str:
-    if schema is False:
-        raise ValueError("the schema false allows nothing")
-    return LLMatcher.grammar_from_json_schema(to_json({} if schema is True else close_objects(schema)), defaults=options(whitespace))
-
-
-def _lower_calls(document: Any, whitespace: str | None) -> str:
+def _lower_calls(document: Any, constraint: Constraint) -> str:
     """Return the grammar of `[{"name": …, "parameters": {…}}, …]`. Each tool's schema stays a separate document, so that its references
     hold."""
     rules = []
-    for number, tool in enumerate(document["tools"]):
+    for number, (tool, field) in enumerate(zip(document["tools"], constraint.fields, strict=True)):
         begin = f'{{"name": {to_json(tool["name"])}, "parameters": '
-        rules.append(f'call_{number}: {to_json(begin)} %json {with_whitespace(tool["schema"], whitespace)} "}}"')
+        rules.append(f'call_{number}: {to_json(begin)} %json {embed_schema(tool["schema"], constraint.whitespace, field)} "}}"')
     more = "" if document["one"] else ' (", " call)*'
     options = " | ".join(f"call_{number}" for number in range(len(rules)))
     return "\n".join(["%llguidance {}", f'start: "[" call{more} "]"', f"call: {options}", *rules])

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fairlead_worker.grammar.lark import quote, split_markers, with_whitespace
+from fairlead_worker.grammar.lark import embed_schema, quote, split_markers
+from fairlead_worker.grammar.strings import use_ascii_classes
 
 Special = Callable[[str], int | None]
 MAX_DEPTH = 32
@@ -12,16 +13,16 @@ FORMATS = "const_string, json_schema, regex, any_text, sequence, or, tag, trigge
 TEXT = r"TEXT: /(.|\n)*/"
 
 
-def lower_structural_tag(document: Any, special: Special, whitespace: str | None) -> str:
-    """Return the grammar of a structural tag. Raise ValueError with the reason."""
+def lower_structural_tag(document: Any, special: Special, whitespace: str | None, fields: Sequence[str] = ()) -> str:
+    """Return the grammar of a structural tag. Raise ValueError with the reason. `fields`: of the structures' schemas, for errors."""
     if document.get("format") is None:
-        return _lower_structures(document, special, whitespace)
+        return _lower_structures(document, special, whitespace, fields)
     builder = FormatBuilder(special, whitespace)
     start = builder.build(document["format"], "format")
     return "\n".join(["%llguidance {}", f"start: {start}", *builder.rules, TEXT])
 
 
-def _lower_structures(document: Any, special: Callable[[str], int | None], whitespace: str | None) -> str:
+def _lower_structures(document: Any, special: Special, whitespace: str | None, fields: Sequence[str]) -> str:
     """Return a grammar of free text in which each trigger begins a structure: begin, JSON of a schema, end (as in vLLM and SGLang)."""
     structures, triggers = document.get("structures"), document.get("triggers")
     if not structures or not triggers:
@@ -35,7 +36,8 @@ def _lower_structures(document: Any, special: Callable[[str], int | None], white
         if trigger is None:
             raise ValueError(f"structures[{number}]: its begin {begin[:40]!r} begins with none of the triggers")
         ended = " ".join(split_markers(end, special)) or '""'
-        body = f"{quote(begin[len(trigger) :])} %json {with_whitespace(schema, whitespace)} {ended}"
+        field = fields[number] if fields else f"structures[{number}].schema"
+        body = f"{quote(begin[len(trigger) :])} %json {embed_schema(schema, whitespace, field)} {ended}"
         token = special(trigger)
         if token is None:
             rules += [f"open_{number}[lazy]: TEXT {quote(trigger)}", f"tag_{number}: open_{number} {body}"]
@@ -63,9 +65,9 @@ class FormatBuilder:
             case "const_string":
                 return self._literal(_text(given, "value", where))
             case "json_schema":
-                return self._rule(f"%json {with_whitespace(_schema(given, where), self._whitespace)}")
+                return self._rule(f"%json {embed_schema(_schema(given, where), self._whitespace, f'{where}.json_schema')}")
             case "regex":
-                pattern = _text(given, "pattern", where).replace("\n", r"\n")
+                pattern = use_ascii_classes(_text(given, "pattern", where)).replace("\n", r"\n")
                 return self._rule(f"/{_escape_slashes(pattern)}/")
             case "any_text":
                 return self._rule("TEXT")

@@ -100,8 +100,6 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     received_at: float = 0.0
     """When the API process received it, in `time.monotonic` seconds (one clock for all processes); 0: unknown. The engine reads messages
     between steps, so the request may have waited for one step already."""
-    due_at: float = 0.0
-    """When its first token is due, on the same clock; 0: no deadline."""
     traced: bool = False
     """Report its prefill chunks: the request is part of a sampled trace."""
 
@@ -110,16 +108,6 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     """Drop a request and free its pages: its client disconnected or a stop string occurred. Unknown ids are ignored."""
 
     id: str
-
-
-WITHDRAWN = "the router withdrew this request before it started"
-"""Error of requests that `Withdraw` dropped."""
-
-
-class Withdraw(msgspec.Struct, tag="withdraw", frozen=True):
-    """Drop the sequences of one request if none of them has started: each then ends with the error `WITHDRAWN`. Else change nothing."""
-
-    ids: tuple[str, ...]
 
 
 class GetHotPrefixes(msgspec.Struct, tag="get_hot_prefixes", frozen=True):
@@ -377,8 +365,8 @@ class StepModes(msgspec.Struct, frozen=True):
     overlap: str = "off"
     """"on", or "off: " and the reason."""
     fallback: str = ""
-    """Why one of them is off although it was wanted and is possible here: it could not be recorded, or failed the start-up trial. Such a
-    worker serves more slowly. Empty: there is no fallback."""
+    """Why CUDA graphs are off although they were wanted and are possible here: they could not be recorded, or failed the start-up trial.
+    Such a worker serves more slowly. Empty: there is no fallback."""
     piecewise_graphs: str = "off"
     """For steps with prompts: "on: up to N tokens", or "off: " and the reason."""
 
@@ -438,5 +426,5 @@ class PrefixCacheReset(msgspec.Struct, tag="prefix_cache_reset", frozen=True):
     """Pages dropped, in both tiers."""
 
 
-ToEngine = Submit | Abort | Withdraw | GetHotPrefixes | ResetPrefixCache | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | GetHotPrefixes | ResetPrefixCache | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | HotPrefixes | PrefixCacheReset | Failed | AdapterChanged

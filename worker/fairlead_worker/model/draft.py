@@ -7,6 +7,7 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.progress import Progress, no_progress
+from fairlead_worker.weights.tokenizer_files import convert_tokenizer
 
 
 def load_draft(
@@ -46,10 +47,11 @@ def load_draft(
 
 
 def _vocabulary(uri: str, folder: Path) -> dict[int, str]:
-    """Return token id -> token, from tokenizer.json."""
+    """Return token id -> token, from tokenizer.json or what it is made of."""
     path = folder / "tokenizer.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        converted = convert_tokenizer(folder)
+        raw = json.loads(converted.backend_tokenizer.to_str() if converted else path.read_text(encoding="utf-8"))
         vocabulary = raw["model"]["vocab"]
         if isinstance(vocabulary, dict):
             tokens = {number: token for token, number in vocabulary.items()}

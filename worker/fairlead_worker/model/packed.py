@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed once, at load: for the native library, else for oneDNN as torch.compile's freezing does it.
 
-A row's bits do not depend on the number of rows, unlike with `F.linear`. `bench/engine/weight_bandwidth.py` measures both ways.
+A row's bits do not depend on the number of rows, unlike with `F.linear`.
 """
 
 import logging

@@ -45,7 +45,7 @@ class Run(msgspec.Struct, tag=True, frozen=True):
     graph: tuple[int, bool] | None = None
     """The CUDA graph that rank 0 replays (`execution.cuda_graphs.decodes.Choice`); None: it runs the forward pass."""
     shares: bool = False
-    """Whether some tokens are placeholders, and rank 0 gives the others its own, from device to device."""
+    """Whether some tokens are unread, and rank 0 gives the others its own, from device to device."""
 
 
 class ReadLogits(msgspec.Struct, tag=True, frozen=True):

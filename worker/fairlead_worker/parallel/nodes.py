@@ -33,10 +33,8 @@ logger = logging.getLogger(__name__)
 
 OWN_SETTINGS = {
     *("node_rank", "master_addr", "nodes_secret", "host", "port", "admin_port", "pod_name", "advertise", "canary", "model_cache"),
-    *("termination_log", "trace_schedule", "threads", "redis_url", "redis_username"),
-    *("redis_password_file", "redis_username_file", "redis_ca_file", "redis_cert_file", "redis_key_file"),
-    *("redis_sentinel_username_file", "redis_sentinel_password_file"),
-    *("index_namespace", "index_groups", "peers"),
+    *("termination_log", "trace_schedule", "threads", "redis_url", "redis_credentials"),
+    *("index_namespace", "peers"),
 }
 """Configuration fields that may differ between nodes; all others must be equal."""
 REPORT_SECONDS = 1.0

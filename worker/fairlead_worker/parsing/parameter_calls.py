@@ -1,6 +1,6 @@
 """Tool calls whose arguments are written as plain text between tags: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class ParameterFormat:
     tail: str = ""
     """Markup after a call: `more` where another call begins, `close` after the last. Empty: calls end with `end`."""
     next_parameter: str = ""
-    """The start of a parameter's tag. With a name of the tool's parameters it ends a value that has no `value_end`."""
+    """The start of a parameter's tag. With a name of the tool's other parameters it ends a value that has no `value_end`."""
     closers: tuple[str, ...] = ()
     """Tags that end a call. They end such a value if the answer ends after them, or another call begins."""
     at_start: str = ""
@@ -46,6 +46,7 @@ class ParameterFormat:
     def stage(self, opening: str, next_stage: Stage) -> Stage:
         def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             sink.begin_call(found["name"])
+            sink.markup = (self.next_parameter, self.value_end)
             rest = found.start("rest") if found.groupdict().get("rest") else found.end()
             return text[rest:], _Parameters(self, sink.tools.schemas[found["name"]], next_stage)
 
@@ -69,7 +70,7 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
     "glm45": ParameterFormat(
         ("<tool_call>",),
         rf"\s*(?:<tool_call>)?\s*{NAME}\s*(?P<rest><)",
-        r"\s*(?:</arg_value>)?\s*(?:<arg_key>(?P<key>[^<]{1,256})(?:</arg_key>)?\s*<arg_value>|(?P<end></tool_call>))",
+        r"\s*(?:</arg_value>)?\s*(?:<arg_key>(?P<key>[^<>]{1,256})(?:</arg_key>)?\s*<arg_value>|(?P<end></tool_call>))",
         "</arg_value>",
         "",
         "<arg_key>",
@@ -107,6 +108,12 @@ class _Parameters:
     next_stage: Stage
     separator: str = "{"
     """JSON text before the next parameter."""
+    given: set[str] = field(default_factory=set)
+    """Names of the parameters so far, which no further tag can begin."""
+    is_cut: bool = False
+    """A value had no end of its own: it ended at the tag of another parameter."""
+    is_doubtful: bool = False
+    """The parameter that cut a value came again, so that its first tag was text."""
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -118,9 +125,12 @@ class _Parameters:
         groups = found.groupdict()
         if groups["key"] is None:
             sink.add_arguments("{}" if self.separator == "{" else "}")
-            sink.end_call()
+            if not self.is_doubtful:
+                sink.end_call()
             return text[found.end() :], self.format.after_call(self.next_stage)
         key = groups["key"].strip()
+        self.is_doubtful |= self.is_cut and key in self.given
+        self.given.add(key)
         is_string = groups.get("string")
         kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
         sink.add_arguments(f"{self.separator}{_to_json(key)}: ")
@@ -143,8 +153,20 @@ class _Parameters:
             if ends is None:
                 return _before_breaks(text, at), None
             if ends:
+                self.is_cut |= tag == format.next_parameter
                 return _before_breaks(text, at), text[at:]
             start = at + 1
+
+    def is_torn(self, value: str) -> bool:
+        """Return whether a value without its own end has markup, or ends with a piece of its end tag: its real end is unknown."""
+        format = self.format
+        value, end = value.rstrip(), format.value_end
+        if any(tag in value for tag in (format.next_parameter, *format.closers, *format.markers)):
+            return True
+        cut_start = value.endswith(tuple(end[at:] for at in range(1, len(end) - 1))) or (
+            value.endswith(">") and value.count(">") > value.count("<")
+        )
+        return cut_start or value.endswith(tuple(end[:at] for at in range(1, len(end))))
 
     def _ends_at(self, text: str, tag: str, final: bool, kinds: frozenset[str]) -> bool | None:
         """Return whether a value without its own end ends at the tag. None: the text that follows decides."""
@@ -154,7 +176,7 @@ class _Parameters:
             if found is None or found.partial:
                 return None if found else False
             may_be_text = not kinds or "string" in kinds
-            return not may_be_text or found["key"].strip() in _properties(self.schema)
+            return not may_be_text or found["key"].strip() in _properties(self.schema).keys() - self.given
         closers, markers = ("|".join(map(regex.escape, tags)) for tags in (self.format.closers, self.format.markers))
         found = match(rf"(?:(?:{closers})\s*){{1,4}}(?:{markers}{'|$' if final else ''})", text, partial=not final)
         return None if found and found.partial else found is not None
@@ -169,9 +191,9 @@ class _Doubled:
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
-        if not final and self.opening.startswith(text):
-            return text, self
-        return text.removeprefix(self.opening), self.value
+        if text.startswith(self.opening):
+            return text.removeprefix(self.opening), self
+        return text, self if not final and self.opening.startswith(text) else self.value
 
 
 @dataclass(slots=True)
@@ -180,6 +202,7 @@ class _Text:
 
     parameters: _Parameters
     started: bool = False
+    sent: list[str] = field(default_factory=list)
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -192,7 +215,9 @@ class _Text:
         end, rest = self.parameters.find_end(text, 0, final)
         if rest is None:
             sink.add_arguments(_to_json(text[:end])[1:-1])
+            self.sent.append(text[:end])
             return text[end:], self
+        sink.is_certain &= _has_end(text, end, rest) or not self.parameters.is_torn("".join(self.sent) + text[:end])
         sink.add_arguments(_to_json(text[:end].removesuffix("\n"))[1:-1] + '"')
         return rest, self.parameters
 
@@ -210,13 +235,22 @@ class _Value:
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         end, rest = self.parameters.find_end(text, self.seen, final, self.kinds)
         if rest is not None:
-            sink.add_arguments(_convert(text[:end], self.kinds))
+            value = _convert(text[:end], self.kinds)
+            is_other = value.startswith('"') and bool(self.kinds) and "string" not in self.kinds
+            is_torn = self.parameters.is_torn(text[:end])
+            sink.is_certain &= not (is_other and is_torn) and (_has_end(text, end, rest) or not (is_other or is_torn))
+            sink.add_arguments(value)
             return rest, self.parameters
         self.seen = end
         if final:
             sink.add_arguments(text)  # incomplete, but not dropped
             return "", self
         return text, self
+
+
+def _has_end(text: str, end: int, rest: str) -> bool:
+    """Return whether a value ends with its own tag, which is then neither value nor rest."""
+    return bool(text[end : len(text) - len(rest)].strip())
 
 
 def _before_breaks(text: str, end: int) -> int:

@@ -61,6 +61,11 @@ class EventSink:
         """True right after reasoning or a call: drop leading whitespace."""
         self._in_reasoning = False
         self._arguments: list[str] = []
+        self.is_certain = True
+        """False if a torn tag leaves open where a value ends."""
+        self.markup: tuple[str, ...] = ()
+        """Tags that have their place in calls only."""
+        self._after_calls: list[str] = []
 
     def drain(self) -> list[Event]:
         events, self._events = self._events, []
@@ -75,6 +80,8 @@ class EventSink:
         if kept:
             self._strip_leading = False
             self._events.append(Text(kept))
+            if self.markup:
+                self._after_calls.append(kept)
 
     def add_reasoning(self, text: str) -> None:
         text = self._reasoning_blank + text if self._in_reasoning else text.lstrip()
@@ -112,6 +119,13 @@ class EventSink:
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return
         self.num_complete_calls += 1
+
+    def has_whole_calls(self) -> bool:
+        """Return whether there are calls, all of them complete and without doubt."""
+        if not self.num_calls or self.num_complete_calls < self.num_calls or not self.is_certain:
+            return False
+        text = "".join(self._after_calls)
+        return not any(tag in text for tag in self.markup)
 
     def close(self) -> None:
         """Mark the end of the answer. Trailing whitespace is text if no call follows it."""
@@ -165,7 +179,7 @@ class Parser:
     def finish(self, reason: str) -> tuple[list[Event], str]:
         self._run(final=True)
         self._sink.close()
-        ended = reason == "stop" and self._sink.num_calls > 0 and self._sink.num_complete_calls == self._sink.num_calls
+        ended = reason == "stop" and self._sink.has_whole_calls()
         return self._sink.drain(), TOOL_CALLS if ended else reason
 
     def _run(self, final: bool) -> None:

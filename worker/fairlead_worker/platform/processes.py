@@ -1,5 +1,6 @@
 """Child processes: what they have read, written and computed, from /proc, and how they ended."""
 
+import resource
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,21 @@ class Work:
     def computed_since(self, earlier: "Work") -> bool:
         """Return whether the CPU time since `earlier` is progress."""
         return self.cpu_seconds - earlier.cpu_seconds >= MIN_CPU
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def ended_cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def describe_exit(what: str, status: int) -> str:

@@ -15,8 +15,7 @@ from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.transfer import to_device
 
 NARROW, WIDE = 64, 1024
-"""Number of largest logits to sort, for rows with top_k up to NARROW and for others. Finding 1,024 takes a tenth of a full sort
-(`python -m bench engine/sampling`)."""
+"""Number of largest logits to sort, for rows with top_k up to NARROW and for others. Finding 1,024 takes a tenth of a full sort."""
 
 
 @dataclass(frozen=True, slots=True)

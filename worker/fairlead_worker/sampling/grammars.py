@@ -42,7 +42,7 @@ class _Followed:
     prototype: "Future[Matcher] | None" = None
     """The compiled grammar that it is copied from, complete before a thread uses it."""
     known: list[int] = field(default_factory=list)
-    """The output before the matcher starts. The request's own tokens may already end with a placeholder when a thread reads them."""
+    """The output before the matcher starts. The request may have more when a thread reads it."""
     masks: np.ndarray | None = None
     """[positions, words] uint32: the mask of the request's next token and of the token after each one of `draft`. None: not filled."""
     draft: list[int] = field(default_factory=list)

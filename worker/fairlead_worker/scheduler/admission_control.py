@@ -1,13 +1,14 @@
-"""Admission checks and victim selection. Decides only: the scheduler changes the state."""
+"""Admission checks and victim selection. Apart from the tenants' shares it decides only: the scheduler changes the state."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.budget import OutputReserve
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.plan import Row
 from fairlead_worker.scheduler.request import Request, lease_of
+from fairlead_worker.scheduler.tenant_shares import TenantShares
 
 
 def is_ahead(request: Request) -> bool:
@@ -19,36 +20,85 @@ class AdmissionControl:
     """Checks memory for admissions and preemptions. It reads lists that the scheduler owns."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: PrefixCache, reserve: OutputReserve, running: Sequence[Request], growing: Sequence[Row]
+        self, config: SchedulerConfig, cache: PrefixCache, reserve: OutputReserve, running: Sequence[Request], growing: Collection[Request]
     ) -> None:
-        """`running`: by arrival. `growing`: rows of decodes whose token needs a page."""
+        """`running`: by arrival. `growing`: decodes whose token needs a page."""
         self._cache = cache
         self._reserve = reserve
         self._running = running
         self._growing = growing
         self._page_size = cache.page_size
         self._max_running = config.max_num_seqs
-        self._by_priority = config.policy_uses_priority
         self._max_preemptions = config.max_preemptions
+        self._places, self._pages = TenantShares(), TenantShares()
 
-    def missing_pages(self, request: Request, node: Node, released: int = 0) -> int:
+    def has_share(self, request: Request) -> bool:
+        """Return whether a request's tenant may have more places and pages. Requests without a tenant always may."""
+        if not request.tenant:
+            return True
+        if not self._places.allow(request, self._max_running - len(self._running)):
+            return False
+        return self._is_first(request) or self._pages.allow(request, self._cache.available - self._kept_pages())
+
+    def start(self, request: Request, node: Node) -> None:
+        """Count what an admitted request takes of its tenant's shares. Call it before its pages are leased."""
+        output = int(self._reserve.estimate(request) * self._reserve.ratio)
+        request.expected_pages = self._prompt_pages(request, node) + output // self._page_size
+        self._places.add(request, 1)
+        self._pages.add(request, request.expected_pages)
+
+    def end(self, request: Request) -> None:
+        """Give back what a request took of its tenant's shares."""
+        self._places.add(request, -1)
+        self._pages.add(request, -request.expected_pages)
+
+    def missing_pages(self, request: Request, node: Node, released: int = 0, full_reserve: bool = False) -> int:
         """Return how many pages are missing to admit `request`; 0 or less: it fits.
 
         It needs pages for its whole prompt, cached down to `node`, and for the expected output of itself and of all running requests.
-        `released`: output tokens of running requests that need no reserve.
+        `released`: output tokens of running requests that need no reserve, because they are preempted for it.
 
-        If nothing runs, only its prompt counts: `submit` checked that the pool holds the whole request.
+        Unless `full_reserve`, the first request of a tenant leaves pages for the output of one request of each other tenant, and of all
+        that are more urgent. If more are needed, `pick_memory_victim` takes them from a tenant with several. If nothing runs, only its
+        prompt counts: `submit` checked that the pool holds the whole request.
         """
-        pages = -(-len(request.tokens) // self._page_size) - node.depth
+        pages = self._prompt_pages(request, node)
         if self._running:
-            pages += self._reserve.pages_to_keep(self._reserve.estimate(request) - released, self._page_size) + len(self._growing)
+            output = self._reserve.estimate(request) - released
+            if not full_reserve and self._is_first(request):
+                output -= self._reserve.tokens * self._places.beyond_first(request) // len(self._running)
+            pages += self._kept_pages(output)
         return pages + self._cache.unused_above(node) - self._cache.available
 
+    def _prompt_pages(self, request: Request, node: Node) -> int:
+        return -(-len(request.tokens) // self._page_size) - node.depth
+
+    def _kept_pages(self, extra: int = 0) -> int:
+        """Return the pages that the running requests are expected to need, and one more with `extra` output tokens."""
+        return self._reserve.pages_to_keep(extra, self._page_size) + len(self._growing)
+
+    def _is_first(self, request: Request) -> bool:
+        """Whether nothing of a request's tenant runs. A request is the first one once: what was preempted waits for all pages."""
+        return bool(request.tenant) and not request.history.preemptions and self._places.has_none(request)
+
     def pick_memory_victim(self) -> Request | None:
-        """Return the request to preempt so that the other decodes fit, or None. The oldest request stays: alone, it always fits."""
+        """Return the request to preempt so that the other decodes fit, or None. The oldest request stays: alone, it always fits.
+
+        Among equally urgent ones, it is one of the tenant that has the most pages beside those of its largest request.
+        """
         if len(self._growing) <= self._cache.available or len(self._running) <= 1:
             return None
-        return min(self._running[1:], key=self._recompute_cost)
+        held, largest = Counter[str](), Counter[str]()
+        for request in self._running:
+            pages = len(lease_of(request).pages)
+            held[request.tenant] += pages
+            largest[request.tenant] = max(largest[request.tenant], pages)
+
+        def key(request: Request) -> tuple[int, int, int, int]:
+            urgency, tokens, arrival = self._recompute_cost(request)
+            return urgency, largest[request.tenant] - held[request.tenant], tokens, arrival
+
+        return min(self._running[1:], key=key)
 
     def pick_priority_victims(self, urgent: Request, chunked: Request | None) -> list[Request]:
         """Return the less urgent running requests to preempt so that the waiting `urgent` one is computed next.
@@ -64,16 +114,16 @@ class AdmissionControl:
         assert urgent.prefix_match is not None, "a waiting request has a match"
         needed_slots = len(self._running) - self._max_running + 1
         node = self._cache.match(urgent.prefix_match)
-        missing_pages = self.missing_pages(urgent, node)
-        if needed_slots <= 0 and missing_pages <= 0:
+        if needed_slots <= 0 and self.missing_pages(urgent, node) <= 0:
             return first
+        missing_pages = self.missing_pages(urgent, node, full_reserve=True)
         victims.sort(key=self._recompute_cost)
         count = pages = output = 0
         while count < len(victims) and (count < needed_slots or missing_pages > 0):
             pages += self._cache.exclusive_pages(lease_of(victims[count]))
             output += victims[count].reserved
             count += 1
-            missing_pages = self.missing_pages(urgent, node, output) - pages
+            missing_pages = self.missing_pages(urgent, node, output, full_reserve=True) - pages
         if count < needed_slots or (missing_pages > 0 and count < len(self._running)):  # `submit` checked that it fits alone
             return []
         return victims[:count] + [request for request in first if request not in victims[:count]]
@@ -82,7 +132,7 @@ class AdmissionControl:
         return request.history.priority_preemptions < self._max_preemptions or (request is chunked and is_ahead(request))
 
     def _recompute_cost(self, request: Request) -> tuple[int, int, int]:
-        """Return the sort key of victims: (with policy priority: least urgent first, tokens to recompute, latest arrival first)."""
+        """Return the sort key of victims: (least urgent first, tokens to recompute, latest arrival first)."""
         lease = lease_of(request)
         shared = (len(lease.pages) - self._cache.exclusive_pages(lease)) * self._page_size
-        return -request.priority if self._by_priority else 0, max(request.computed - shared, 0), -request.arrival
+        return -request.priority, max(request.computed - shared, 0), -request.arrival

@@ -104,7 +104,7 @@ class OutputReserve:
 
     def estimate(self, request: Request) -> int:
         """Return the output tokens that `request` may still produce, clipped."""
-        return max(min(request.length_limit - len(request.tokens), self._clip), 0)
+        return max(min(request.length_limit - request.length, self._clip), 0)
 
     def pages_to_keep(self, extra: int, page_size: int) -> int:
         """Return the pages to keep free for the running requests and one more with `extra` output tokens."""
@@ -113,7 +113,7 @@ class OutputReserve:
     def add(self, request: Request) -> None:
         """Count the estimated output of a request."""
         estimate = self.estimate(request)
-        request.reserved_end = len(request.tokens) + estimate
+        request.reserved_end = request.length + estimate
         self.tokens += estimate
 
     def consume(self, tokens: int) -> None:
@@ -122,7 +122,7 @@ class OutputReserve:
 
     def renew(self, request: Request) -> None:
         """Count the output of a request again if it has produced all that was counted."""
-        if len(request.tokens) >= request.reserved_end:
+        if request.length >= request.reserved_end:
             self.drop(request)
             self.add(request)
 

@@ -1,10 +1,10 @@
 """The configuration of the scheduler: fixed at start."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-PolicyName = Literal["sjf", "lpm", "fcfs", "fair"]
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+from fairlead_common.scheduling_policy import POLICIES, PolicyName
+
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
 
@@ -30,8 +30,8 @@ class SchedulerConfig:
     """Target duration of a step with decodes, in milliseconds: chunks are sized to keep it (`scheduler/chunk_sizer.py`). 0: fixed size."""
     chunks_grow: bool = True
     """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink, with the decode step."""
-    policy: PolicyName = "sjf"
-    """Order of waiting requests. `policy_uses_priority` and `policy_uses_cache` say what it depends on."""
+    policy: PolicyName = "lpm"
+    """Order of waiting requests of equal priority."""
     dedupe_tokens: int = 32
     """Minimum length of a common prefix that requests share in the step that computes it. 0: they share it only from the next step on."""
     eos_token_ids: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class SchedulerConfig:
     """Tokens that n-gram lookup compares to choose between several matches."""
 
     max_bypass: int = 64
-    """Maximum number of later requests admitted before the oldest waiting one; of more urgent ones their turns count (`WaitingQueue`).
+    """Maximum number of later requests admitted before the oldest waiting one; of more urgent ones their tokens count (`WaitingQueue`).
     After that, the oldest is next under every policy."""
     max_preemptions: int = 3
     """Maximum preemptions of one request by more urgent ones, of those that cost computed tokens. After that, it runs to its end."""
@@ -94,13 +94,3 @@ class SchedulerConfig:
                 "speculative_ngram_min must be at least 1 and at most speculative_ngram_max, "
                 f"not {self.speculative_ngram_min} and {self.speculative_ngram_max}"
             )
-
-    @property
-    def policy_uses_priority(self) -> bool:
-        """Whether more urgent requests go first, and may preempt others."""
-        return self.policy == "sjf"
-
-    @property
-    def policy_uses_cache(self) -> bool:
-        """Whether the order depends on how much of a prompt is cached, so that it must be told of changes (`Order.update`)."""
-        return self.policy in ("sjf", "lpm")

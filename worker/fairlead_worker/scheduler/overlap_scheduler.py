@@ -1,7 +1,7 @@
 """Plans a step while the step before it runs. It assumes that each row of the running step adds one token.
 
-Call `advance_placeholder` with a launched plan, `plan` the next step, then `reconcile` the first plan with its tokens. Until then the last
-token of a request is a placeholder. Only its position is used: the device fills in the real token of the next step's input.
+Call `advance_unread` with a launched plan, `plan` the next step, then `reconcile` the first plan with its tokens. Until then a request has
+an unread token (`Request.unread`). Only its position is used: the device fills in the token of the next step's input.
 
 `reconcile` corrects wrong assumptions. If a request ended, or its token was late, its row in the step launched meanwhile is discarded.
 Its pages become free when that step ends (`DeferredFrees`). All steps run in order on one stream, so each step sees the writes of the
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from fairlead_worker.ipc.messages import Output, TokenLogprobs
-from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request, lease_of
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -21,7 +20,7 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class OverlapScheduler:
-    """Uses a `Scheduler` with at most one plan in flight when `plan` is called, and it has placeholders.
+    """Uses a `Scheduler` with at most one plan in flight when `plan` is called, whose tokens are unread.
 
     `advance` serves steps run with none in flight.
     """
@@ -29,7 +28,7 @@ class OverlapScheduler:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._awaited: Sequence[Row] = ()
-        """Rows of the plan in flight whose requests' tokens end with a placeholder."""
+        """Rows of the plan in flight whose requests have an unread token."""
         self._without_token: set[Request] = set()
         """Requests without a token in the latest reconciled plan (a grammar mask was late). Their rows in the next plan are void."""
 
@@ -59,31 +58,22 @@ class OverlapScheduler:
         """Return the rows of a launched plan that need a token. Call it after the plan before it is reconciled."""
         return [row for row in plan.rows if row.samples and row.request.finish is None and row.request not in self._without_token]
 
-    def advance_placeholder(self, plan: StepPlan, awaited: Sequence[Row]) -> None:
-        """Advance the plan's requests as if the step were over. The requests of the `awaited` rows get a placeholder token each.
+    def advance_unread(self, plan: StepPlan, awaited: Sequence[Row]) -> None:
+        """Advance the plan's requests as if the step were over. The requests of the `awaited` rows get an unread token each.
 
-        A request that reaches its length limit with the placeholder is not planned again.
+        A request that reaches its length limit with the unread token is not planned again.
         """
         self._awaited = awaited
-        self._scheduler.batch.advance_placeholder(plan.rows, self._advance_placeholder_row)
+        self._scheduler.batch.advance_unread(plan.rows, self._advance_unread_row)
         self._without_token.clear()
 
     def reconcile(self, plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
-        """Replace the placeholders of a plan by its sampled tokens, as `advance` does for a plan without placeholders.
+        """Add the sampled tokens of a plan whose tokens are unread, as `advance` does for other plans.
 
-        `read` waits for the result, which has the tokens of the awaited rows only. It is called after the placeholders are removed, so it
-        may read the requests. Raises ValueError if the number of tokens is wrong.
+        `read` waits for the result, which has the tokens of the awaited rows only. Raises ValueError if the number of tokens is wrong.
         """
         scheduler, outputs = self._scheduler, StepOutputs()
         awaited, self._awaited = self._awaited, ()
-        aborted = 0  # these keep the placeholder
-        for row in awaited:
-            request = row.request
-            if request.finish is None:
-                request.tokens.pop()
-            else:
-                aborted += 1
-        scheduler.reserve.consume(aborted - len(awaited))
         result = read()
         if len(result.tokens) != len(awaited):
             raise ValueError(f"the plan has {len(awaited)} rows that wait for tokens, the result {len(result.tokens)} lists of tokens")
@@ -93,16 +83,16 @@ class OverlapScheduler:
             if row.request.finish is None:  # else it was aborted during its step
                 self._reconcile_row(row.request, tokens, logprobs, result.endings, outputs.full)
 
-        scheduler.batch.replace_placeholders(awaited, result, outputs, reconcile_row, scheduler.publish)
+        scheduler.batch.read_tokens(awaited, result, outputs, reconcile_row, scheduler.publish)
         scheduler.record_step(plan, result, outputs)
         return outputs
 
     def advance(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         """Apply the result of a step, as `Scheduler.advance` does."""
-        self._without_token.clear()  # its rows were packed after they were moved back
+        self._without_token.clear()  # the plan was made after they were moved back
         return self._scheduler.advance(plan, result)
 
-    def _advance_placeholder_row(self, row: Row) -> None:
+    def _advance_unread_row(self, row: Row) -> None:
         request, scheduler, end = row.request, self._scheduler, row.end
         if request.finish is not None or request in self._without_token:
             return
@@ -111,9 +101,9 @@ class OverlapScheduler:
         request.computed = end
         if not row.samples:
             return
-        request.tokens.append(PLACEHOLDER)
+        request.unread = 1
         scheduler.reserve.consume(1)
-        if len(request.tokens) < request.length_limit:
+        if request.length < request.length_limit:
             scheduler.batch.set_next(request)
         else:
             scheduler.batch.remove(request)
@@ -127,6 +117,7 @@ class OverlapScheduler:
         outputs: list[Output],
     ) -> None:
         scheduler, end_reason = self._scheduler, endings.get(request.id)
+        scheduler.batch.forget_unread(request)
         if tokens or end_reason is not None:
             outputs.append(scheduler.take_tokens(request, tokens, logprobs, end_reason))
         if not tokens:

@@ -11,13 +11,8 @@ from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.request import Request
 
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`.
-
-    A decode's row is the same object in every step, and `DecodeBatch` moves it when its step ends. Read it before that, and do not keep it.
-    A decode with draft tokens has another row in that step.
-    """
+class Row(Struct, frozen=True, eq=False, gc=False):
+    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`."""
 
     request: Request
     start: int
@@ -32,14 +27,6 @@ class Row:
     draft: Sequence[int] = ()
     """Draft tokens after the last known one, `count - 1` of them, in a speculating decode; empty until the runner's draft model has chosen
     them. Later steps overwrite the KV of rejected ones, and no row reads it before."""
-    fast_until: int = 0
-    """`DecodeBatch`: its fast path is valid while `computed` is below this. A decode step then adds at most one token, and neither the
-    length limit nor the reserve ends. 0: use the slow path."""
-    page_end: int = 0
-    """`DecodeBatch`: `computed` at which the next page is full."""
-    slot: int = -1
-    """Slot of a prompt whose last logits are kept (`cache/kept.py`); -1: none. A row with tokens computes the prompt: the runner stores its
-    logits and its last page there. A row without tokens repeats the prompt: it samples from these logits, and gets the page."""
 
     @property
     def end(self) -> int:
@@ -48,7 +35,7 @@ class Row:
     @property
     def num_drafts(self) -> int:
         """Number of draft tokens after the last known token, chosen or not yet. Valid until `advance`."""
-        return max(0, self.end - len(self.request.tokens))
+        return max(0, self.end - self.request.length)
 
     def with_draft(self, count: int, draft: Sequence[int] = ()) -> "Row":
         """Return a row that verifies `count` draft tokens after the last known one."""
@@ -80,8 +67,6 @@ class StepPlan(Struct, frozen=True, eq=False):
     """Rows with hidden states to pool (`Request.to_pool`)."""
     drafted: int = 0
     """Draft tokens of all rows; 0: no row speculates."""
-    repeats: int = 0
-    """Rows that compute nothing and sample from kept logits."""
     number: int = 0
     """Serial number among plans with rows, from 1."""
     saves: Sequence[tuple[int, int]] = ()

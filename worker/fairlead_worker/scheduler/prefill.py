@@ -6,7 +6,6 @@ from contextlib import closing
 
 from msgspec import Struct
 
-from fairlead_worker.cache.kept import Prompt
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
@@ -45,9 +44,9 @@ class Prefill:
         reserve: OutputReserve,
         admission: AdmissionControl,
         stats: EngineStats,
-        urgency: Urgency | None,
+        urgency: Urgency,
     ) -> None:
-        """`running`: by arrival. Admitted requests are added to it. `urgency`: None if the policy ignores priorities."""
+        """`running`: by arrival. Admitted requests are added to it."""
         self.chunked_req: Request | None = None
         """The only running request that is partly prefilled. Every other one has exactly one token to compute."""
         self._config = config
@@ -77,12 +76,12 @@ class Prefill:
         """
         rows: list[Row] = []
         chunked, excludes_decodes = self.chunked_req, False
-        if self._cache.kept is not None:
-            self._cache.kept.start_plan()
         if chunked is not None:
             if chunked.scoring and is_beside_decodes:
                 return PrefillStep(excludes_decodes=True)
-            rows.append(self._cut(chunked, budget, self._share_of(chunked)))
+            count = budget.cut(chunked.uncomputed, chunked.computed, self._share_of(chunked))
+            self._waiting.record_prefill(chunked, count)
+            rows.append(self._cut(chunked, count, budget))
         if len(self._waiting):
             excludes_decodes = self._admit_waiting(rows, budget, is_beside_decodes)
         return PrefillStep(rows, budget.spent, budget.work, excludes_decodes)
@@ -109,73 +108,45 @@ class Prefill:
                     return False
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
-                cached, slot = node.depth * self._page_size, self._find_kept(request, node)
-                share = self._share_of(request)
-                if slot is None and not budget.cut(len(request.tokens) - cached, cached, share):
+                cached = node.depth * self._page_size
+                count = budget.cut(len(request.tokens) - cached, cached, self._share_of(request))
+                if not count:
                     return False
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
                         return True
-                    if slot is None:
-                        self._admit(request, node, cached)
-                        rows.append(self._cut(request, budget, share))
-                    else:
-                        self._admit(request, node, len(request.tokens) - 1)
-                        rows.append(self._repeat(request, slot))
+                    self._admit(request, node, count)
+                    rows.append(self._cut(request, count, budget))
         return False
 
     def _share_of(self, request: Request) -> Share:
         """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""
-        if self._urgency is None or not self._urgency.is_background(request.priority, self._stats.steps):
-            return "rest"
-        if self._waiting.was_preempted_for_pages(request):
+        if not self._urgency.is_background(request.priority, self._stats.steps) or request.history.lost_pages:
             return "rest"
         return "turn" if self._waiting.is_due(request) else "background"
 
-    def _find_kept(self, request: Request, node: Node) -> int | None:
-        """Return the slot of the request's prompt if its logits are kept, and all of its pages but the last are cached down to `node`."""
-        if self._cache.kept is None or request.pool is not None or request.scoring or request.output_length:
-            return None
-        return self._cache.kept.find(_prompt_of(request)) if node.depth == (len(request.tokens) - 1) // self._page_size else None
-
-    def _keep(self, request: Request) -> int | None:
-        """Return a slot for the logits of a prompt that this step completes. None if they are not kept."""
-        kept = self._cache.kept
-        return None if kept is None or request.output_length else kept.keep(_prompt_of(request))
-
-    def _repeat(self, request: Request, slot: int) -> Row:
-        """Return a row that samples from kept logits. If its token is late, the last token of the prompt is computed as a decode."""
-        self._reserve.add(request)
-        return Row(request, len(request.tokens), 0, lease_of(request).pages, True, slot=slot)
-
-    def _admit(self, request: Request, node: Node, cached: int) -> None:
-        """Lease pages for all known tokens of a request, and share those down to `node`. `cached`: tokens that are not computed."""
+    def _admit(self, request: Request, node: Node, count: int) -> None:
+        """Lease pages for all known tokens of a request, and share those down to `node`. `count`: tokens that this step computes."""
+        self._admission.start(request, node)
         lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
-        self._waiting.remove_admitted(request)
+        self._waiting.remove_admitted(request, count)
         self._cache.grow(lease, len(request.tokens))
         history, stats = request.history, self._stats
-        history.cached = request.computed = cached
-        history.awaiting_first_token = True
+        history.cached = request.computed = node.depth * self._page_size
+        history.awaiting_first_token, history.lost_pages = True, False
         if history.first_cached is None:
             history.first_cached = history.cached
             history.first_loaded = lease.loaded * self._page_size
             stats.host_cached_tokens += history.first_loaded
             stats.prompt_tokens += request.prompt_length
             stats.cached_tokens += history.cached
-            if self._waiting.fair is not None:
-                self._waiting.fair.charge_prompt(request)
         else:
             stats.recomputed_tokens += max(history.lost - history.cached, 0)
         insort(self._running, request, key=by_arrival)
 
-    def _cut(self, request: Request, budget: StepBudget, share: Share) -> Row:
-        """Return a row with as much of the request as the budget allows.
-
-        An incomplete request becomes `chunked_req` and reserves no output yet.
-        """
-        count = budget.cut(request.uncomputed, request.computed, share)
+    def _cut(self, request: Request, count: int, budget: StepBudget) -> Row:
+        """Return a row with the next `count` tokens. An incomplete request becomes `chunked_req` and reserves no output yet."""
         budget.spend(count, request.computed)
-        self._waiting.record_prefill(request, count)
         is_whole = count == request.uncomputed
         if is_whole:
             self.drop(request)
@@ -186,13 +157,7 @@ class Prefill:
             budget.left = 0  # the tokens lost to page rounding stay unused: a second prompt would be cut too
         lease, end = lease_of(request), request.computed + count
         samples = is_whole and request.pool is None
-        slot = self._keep(request) if samples else None
         published_end = end - 1 if samples else end  # the last position is computed again if its token is late
-        least = self._config.dedupe_tokens if slot is None else min(self._config.dedupe_tokens, self._page_size)
-        if 0 < least <= published_end:
+        if 0 < self._config.dedupe_tokens <= published_end:
             self._cache.insert_pending(lease, request.tokens, published_end)
-        return Row(request, request.computed, count, lease.pages, samples, slot=-1 if slot is None else slot)
-
-
-def _prompt_of(request: Request) -> Prompt:
-    return request.root, bool(request.adapter), request.tokens.tobytes()
+        return Row(request, request.computed, count, lease.pages, samples)

@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import dataclass, field
-from math import inf
 from operator import attrgetter
 
 from fairlead_worker.cache.node import PrefixMatch
@@ -32,8 +31,8 @@ class History:
     """Preemptions in favour of a more urgent request; `preemptions` counts these too."""
     lost: int = 0
     """Tokens that were computed at the latest preemption."""
-    charged: int = 0
-    """Output tokens that were already charged to the tenant; policy fair."""
+    lost_pages: bool = False
+    """It waits because decodes ran out of pages."""
 
     @property
     def reported_cached(self) -> int:
@@ -49,7 +48,7 @@ class History:
 class Request:
     """A prompt and its output so far.
 
-    `history.cached <= computed <= len(tokens)` always holds. There are no phases: a request prefills while more than one token is
+    `history.cached <= computed <= length` always holds. There are no phases: a request prefills while more than one token is
     uncomputed, and decodes when exactly one is. The idea is vLLM V1's: computed tokens catch up with known tokens.
     """
 
@@ -64,8 +63,6 @@ class Request:
     priority: int = 0
     """Lower is more urgent, as with vLLM."""
     tenant: str = ""
-    slack: float = inf
-    """Tokens that the engine computes from its arrival until its first token is due; infinite without a deadline."""
     adapter: int = 0
     """Number of the LoRA adapter; 0: none."""
     grammar: str = ""
@@ -78,6 +75,15 @@ class Request:
     """Pools the hidden states: the request has no output and ends with its prompt. None: the request generates."""
     computed: int = 0
     """Leading tokens whose KV is in this request's pages."""
+    unread: int = 0
+    """1 while a step in flight samples a token that the host does not know yet: it follows `tokens`. Else 0."""
+    expected_pages: int = 0
+    """Pages that its admission expected it to take."""
+    fast_until: int = 0
+    """`DecodeBatch`: a step that computes one token takes the fast path while `computed` is below this, because neither the length limit
+    nor the reserve ends. 0: the slow path."""
+    page_end: int = 0
+    """`DecodeBatch`: `computed` at which the next page is full."""
     lease: Lease | None = None
     """The pages of a running request; None while it waits."""
     prefix_match: PrefixMatch | None = None
@@ -97,6 +103,11 @@ class Request:
         self.plain = self.sampling.plain and not self.grammar
         if self.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = PromptLogprobs(self.prompt_length)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, with an unread one."""
+        return len(self.tokens) + self.unread
 
     @property
     def scoring(self) -> bool:
@@ -127,7 +138,7 @@ class Request:
     @property
     def reserved(self) -> int:
         """Output tokens that the output reserve still counts for this request."""
-        return self.reserved_end - len(self.tokens) if self.reserved_end else 0
+        return self.reserved_end - self.length if self.reserved_end else 0
 
     @property
     def output_length(self) -> int:
@@ -135,7 +146,7 @@ class Request:
 
     @property
     def uncomputed(self) -> int:
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
 
 
 def lease_of(request: Request) -> Lease:

@@ -3,7 +3,6 @@
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from math import inf
 
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
@@ -37,12 +36,12 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.running: list[Request] = []
-        self.waiting = WaitingQueue(config, cache)
         self.stats = EngineStats(config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_prefill_tokens)
         self.reserve = OutputReserve(config)
         self.batch = DecodeBatch(cache, self.reserve)
         self.admission = AdmissionControl(config, cache, self.reserve, self.running, self.batch.growing)
-        self.urgency = Urgency() if config.policy_uses_priority else None
+        self.waiting = WaitingQueue(config, cache, self.admission.has_share)
+        self.urgency = Urgency()
         self.prefill = Prefill(config, cache, self.waiting, self.running, self.reserve, self.admission, self.stats, self.urgency)
         self.chunk_sizer = ChunkSizer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
@@ -55,20 +54,17 @@ class Scheduler:
 
     # Input
 
-    def submit(self, message: Submit, due_in: float = inf) -> Output | None:
-        """Accept a request. Return a refusal if the request could never run here. `due_in`: seconds until its first token is due."""
+    def submit(self, message: Submit) -> Output | None:
+        """Accept a request. Return a refusal if the request could never run here."""
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} already exists")
         try:
             request = validate(message, self._arrivals, self.config, self.cache.pool.total, self.cache.page_size)
         except InvalidRequest as error:
             return refusal(message.id, str(error))
-        if due_in < inf and self.stats.prefill_rate:
-            request.slack = due_in * self.stats.prefill_rate
         self._arrivals += 1
         self._requests[request.id] = request
-        if self.urgency is not None:
-            self.urgency.record(request.priority, self.stats.steps)
+        self.urgency.record(request.priority, self.stats.steps)
         self.waiting.add(request)
         return None
 
@@ -84,11 +80,6 @@ class Scheduler:
         else:
             self.finish(request)
         return Output(request.id, b"", request.history.reported_cached, finish="abort")
-
-    def is_untouched(self, request_id: str) -> bool:
-        """Return whether a request waits and was never admitted, so that nothing was computed for it."""
-        request = self._requests.get(request_id)
-        return request is not None and request.lease is None and request.history.first_cached is None
 
     @property
     def idle(self) -> bool:
@@ -125,18 +116,17 @@ class Scheduler:
         prefill_budget = None
         if self.chunk_sizer is not None:
             prefill_budget = self.chunk_sizer.prefill_budget(len(decodes), self._context(decodes), self.backlog_tokens, self.stats)
-        idle = 0 if self.batch.rows else idle_tokens(self.config, self.stats.prefill_rate)
+        idle = 0 if self.batch.requests else idle_tokens(self.config, self.stats.prefill_rate)
         background = background_budget(self.stats, self.chunk_sizer, self.cache.page_size, self.config.max_prefill_tokens)
         return StepBudget(self.config, self.cache.page_size, len(decodes), prefill_budget, idle, background)
 
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:
             return StepPlan()
-        rows, samples, scores, pools, repeats = decodes.copy(), len(decodes), 0, 0, 0
+        rows, samples, scores, pools = decodes.copy(), len(decodes), 0, 0
         for row in prefill.rows:
             insort(rows, row, key=row_by_arrival)
             samples += row.samples
-            repeats += not row.count
             scores += bool(row.request.to_score(row.start, row.end))
             pools += bool(row.request.to_pool(row.start, row.end))
         saves, loads = self.cache.host.take_copies() if self.cache.host is not None else ((), ())
@@ -144,13 +134,12 @@ class Scheduler:
             rows=tuple(rows),
             prefill_tokens=prefill.tokens,
             decodes=len(decodes),
-            excluded_decodes=len(self.batch.rows) - len(decodes),
+            excluded_decodes=len(self.batch.requests) - len(decodes),
             prefill_work=prefill.work,
             decode_context=self._context(decodes),
             samples=samples,
             scores=scores,
             pools=pools,
-            repeats=repeats,
             drafted=sum([row.count - 1 for row in decodes]) if self.speculation is not None else 0,
             number=self.deferred_frees.start_plan(),
             saves=saves,
@@ -170,10 +159,18 @@ class Scheduler:
             self._store_prompt_results(plan, result)
         self.begin_advance(plan, result)
         outputs = StepOutputs()
-        if result.logprobs:
-            self._advance_with_logprobs(plan, result, outputs)
-        else:
-            self._advance_fast(plan, result, outputs)
+
+        def advance_row(row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> None:
+            self._advance_row(row, tokens, logprobs, outputs.full, result.endings)
+
+        rows = plan.rows
+        if plan.samples < len(rows):
+            for row in rows:
+                if not row.samples:
+                    advance_row(row, (), ())
+            rows = [row for row in rows if row.samples]
+        self.batch.advance_unread(rows)
+        self.batch.read_tokens(rows, result, outputs, advance_row, self.publish)
         self.record_step(plan, result, outputs)
         return outputs
 
@@ -186,25 +183,6 @@ class Scheduler:
             if row.request.pool is not None and row.request.id in result.pooled:
                 row.request.pool.add(result.pooled[row.request.id], row.end)
 
-    def _advance_with_logprobs(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
-        sampled, logprobs = iter(result.tokens), iter(result.logprobs)
-        for row in plan.rows:
-            tokens, scores = (next(sampled), next(logprobs)) if row.samples else ((), ())
-            self._advance_row(row, tokens, scores, outputs.full, result.endings)
-
-    def _advance_fast(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
-        """Advance the rows as `_advance_with_logprobs` does, with the fast path of `DecodeBatch`."""
-
-        def advance_row(row: Row, tokens: Sequence[int]) -> None:
-            self._advance_row(row, tokens, (), outputs.full, result.endings)
-
-        rows = plan.rows
-        if plan.samples < len(rows):
-            for row in [row for row in rows if not row.samples]:
-                advance_row(row, ())
-            rows = [row for row in rows if row.samples]
-        self.batch.advance(rows, result.tokens, outputs, advance_row, self.publish)
-
     def _advance_row(
         self,
         row: Row,
@@ -216,6 +194,7 @@ class Scheduler:
         request = row.request
         if request.finish is not None:  # aborted during its step
             return
+        self.batch.forget_unread(request)
         if row.samples:
             end_reason = endings.get(request.id) if endings else None
             if tokens or end_reason is not None:
@@ -240,7 +219,9 @@ class Scheduler:
     def begin_advance(self, plan: StepPlan, result: StepResult) -> None:
         """Free the pages that waited for this plan. The rows whose grammar ends take the slow path."""
         if result.endings:
-            self.batch.leave_fast_path([self._requests[name] for name in result.endings if name in self._requests])
+            for name in result.endings:
+                if name in self._requests:
+                    self._requests[name].fast_until = 0
         self.deferred_frees.finish_plan(plan.number)
 
     def take_tokens(self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None) -> Output:
@@ -257,8 +238,6 @@ class Scheduler:
         Called once per block, because the index cannot represent less: publishing per page would cost more without any benefit.
         """
         self.cache.publish(lease_of(request), request.tokens, request.computed)
-        if self.waiting.fair is not None:
-            self.waiting.fair.charge_output(request)
 
     def finish(self, request: Request) -> None:
         """Remove a running request that ended. Its pages become free now, or when the step in flight ends."""
@@ -268,8 +247,8 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         """Count the step, and learn from its time."""
-        if self.chunk_sizer is not None and not plan.scores and (plan.prefill_tokens or plan.decodes):
-            # With scores, the head ran on the whole prompt, so the time says nothing about other prompts. Repeats alone run no pass.
+        if self.chunk_sizer is not None and not plan.scores:
+            # With scores, the head ran on the whole prompt, so the time says nothing about other prompts.
             self.chunk_sizer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)
@@ -291,7 +270,7 @@ class Scheduler:
         while (victim := self.admission.pick_memory_victim()) is not None:
             self.reserve.raise_ratio(self.running)
             self.preempt(victim)
-            self.waiting.add_preempted(victim)
+            self.waiting.add(victim, lost_pages=True)
 
     def _preempt_for_priority(self) -> None:
         """Preempt less urgent requests for the most urgent waiting one. Preempt none if it could not run even then."""
@@ -322,6 +301,7 @@ class Scheduler:
         """Remove a request from the running ones, and publish the pages that it filled."""
         self.publish(request)
         del self.running[bisect_left(self.running, request.arrival, key=by_arrival)]
+        self.admission.end(request)
         self.reserve.drop(request)
         self.batch.remove(request)
         self.prefill.drop(request)

@@ -108,6 +108,7 @@ class Speculation:
                 if not count:
                     continue
             cache.grow(lease, known + count)
+            request.fast_until = 0  # `finish_row` follows
             drafted[place] = row.with_draft(count, draft or ())
             tokens += count
         return drafted

@@ -1,18 +1,44 @@
 """The tokenizer of a model's folder, which the start of an engine needs twice: for the text of its trials and for the prompt format."""
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from fairlead_worker.weights.tokenizer_files import TokenizerFileError, convert_tokenizer
+
+_HINT = re.compile("pip install|need to have|requires|huggingface|tiktoken|sentencepiece|mistral.common", re.IGNORECASE)
+"""Advice of a library that does not help here: nothing can be installed in an image, and no model's code runs."""
+_FILES = ("tokenizer.json", "tekken.json", "*.model", "*.tiktoken", "vocab*", "merges.txt")
+_ADVICE = (
+    "add the model's tokenizer.json (transformers' save_pretrained writes it), tokenizer.model (SentencePiece) or tekken.json to its folder"
+)
+
 
 @lru_cache(maxsize=1)
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Return the fast tokenizer of the folder. Raises what transformers raises, and ValueError if there is no fast form.
+    """Return the fast tokenizer of the folder. Raise ValueError with the reason.
 
     The last one is kept until `load_tokenizer.cache_clear()`: Gemma's takes two seconds to read.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # Without one, some classes of transformers give a tokenizer of three tokens.
+    if not any(any(folder.glob(name)) for name in _FILES):
+        raise ValueError(f"the folder has none; {_ADVICE}")
+    try:
+        tokenizer = convert_tokenizer(folder) or AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(_explain(folder, error)) from error
     if not tokenizer.is_fast:
-        raise ValueError("it has no fast form (tokenizer.json)")
+        raise ValueError(f"it has no fast form; {_ADVICE}")
     return tokenizer
+
+
+def _explain(folder: Path, error: Exception) -> str:
+    """Return what is wrong, without a library's advice."""
+    if "trust_remote_code" in str(error):
+        return f"it is Python code of the model, which is not run here; {_ADVICE}"
+    if isinstance(error, TokenizerFileError) or not _HINT.search(str(error)):
+        return " ".join(str(error).split())
+    found = sorted({path.name for name in _FILES for path in folder.glob(name)})
+    return f"{', '.join(found)} cannot be read here; {_ADVICE}"

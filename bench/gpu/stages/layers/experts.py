@@ -4,18 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from bench.gpu import interpreter
 from bench.gpu.device import Device
 from bench.gpu.models.low_bit_weights import narrow_experts
-from bench.gpu.roofline import Rates, beside_roofline, rates_of
+from bench.gpu.roofline import beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.fused.experts import GroupedExperts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
-from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Product, Route, Scales, find_route
-from fairlead_worker.model.lowbit.rows import Rounded, Rounder, TorchRounder
+from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Product, Scales
+from fairlead_worker.model.lowbit.rows import Rounder, TorchRounder
 
 SUMS = 0.03
 """Of the norm: another order of sums in bfloat16, two products, and sums of 14 bits."""
@@ -67,45 +66,6 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
             work = _work(given, 3 * inner * width, each, faster)
             row = {"what": f"{tokens} tokens, {name}", "ms": taken * 1e3, "of_bfloat16": taken / before}
             yield beside_roofline(row, rates, work, taken)
-    if multiplies:
-        yield from _library(device, rates, narrow_experts(up, Scales.ROWS), choices, sizes)
-
-
-def _library(device: Device, rates: Rates, weights: ExpertWeights, choices: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Rows: the product of gate and up with scales of rows by torch's kernel, which needs its rows gathered and put back, and by ours."""
-    count, outputs, width = weights.values.shape
-    numbers, rows = torch.arange(count, device=device.device), choose_rounder(device.device)
-    for tokens in sizes:
-        inputs, index, _ = _step(device, tokens, count, choices, width)
-        route, rounded = find_route(index, numbers), rows.round(inputs)
-
-        def by_torch(route: Route = route, rounded: Rounded = rounded) -> torch.Tensor:
-            return by_library(rounded, weights, route, choices)
-
-        def by_triton(route: Route = route, rounded: Rounded = rounded) -> torch.Tensor:
-            return load_triton_product().multiply(rounded, weights, route, choices)
-
-        what = f"{tokens} tokens, gate and up by rows"
-        try:
-            got, want = by_triton().float(), by_torch().float()
-        except RuntimeError as error:  # torch has the kernel for 9.0 and 10.0
-            yield {"what": what, "ok": True, "left_out": str(error).splitlines()[0][:200]}
-            return
-        differs = ((got - want).norm() / want.norm()).item()
-        ours, theirs = device.kernel_seconds([by_triton]), device.kernel_seconds([by_torch])
-        row = {"what": what, "ok": differs <= SUMS, "differs": differs, "ms": ours * 1e3, "torch_ms": theirs * 1e3}
-        yield beside_roofline(row, rates, _work((inputs, index, index), outputs * width, 1, 2), ours)
-
-
-def by_library(rounded: Rounded, weights: ExpertWeights, route: Route, each: int) -> torch.Tensor:
-    """Return the same as `Product.multiply`, by torch."""
-    untyped: Any = functional  # torch's stubs do not have it
-    source, rowwise = route.order // each, untyped.ScalingType.RowWise
-    answers: torch.Tensor = untyped.scaled_grouped_mm(
-        rounded.values[source], weights.values.transpose(1, 2), rounded.scale[source, 0], rowwise, weights.scale, rowwise, offs=route.ends,
-        output_dtype=torch.bfloat16,
-    )  # fmt: skip
-    return torch.empty_like(answers).index_copy_(0, route.order, answers)
 
 
 def _plain_rounder(device: torch.device, blocks: bool) -> Rounder:

@@ -11,12 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from bench.gpu.batches import packed
 from bench.gpu.device import Device, median
 from bench.gpu.model import SHAPES, saved, scheduler_for, submit, weight_bytes
-from bench.gpu.models.awq_checkpoint import AWQ, awq_numbers, save_awq
+from bench.gpu.models.awq_checkpoint import AWQ, save_awq
 from bench.gpu.models.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
 from bench.gpu.roofline import Rates, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import Kit, recorded, release
@@ -28,8 +27,6 @@ from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.checkpoint import find_problem
-from fairlead_worker.model.lowbit.linear import LowBitLinear
-from fairlead_worker.model.quantized import INT4_GROUP
 
 PACKAGES = ("torchao", "accelerate", "compressed_tensors")
 TURNS = 3
@@ -73,15 +70,13 @@ class Base:
     runner: ModelRunner
     graphs: GraphedDecodes | None
     explicit: Explicit
-    weights: Mapping[str, torch.Tensor]
-    """Its linear layers' own, in bfloat16: `explicit` gets each kind's."""
     differs: float
     """Its logits, from those in float32."""
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
-    """Each kind: its bytes and its numbers; a linear layer and the whole model beside an explicit computation; tokens of zeros; graphs
-    beside eager steps; then decodes at a context of 2k and a chunk of 8k, in turns with bfloat16. One that fails keeps none from its turn.
+    """Each kind: its bytes; linear layers and the whole model beside an explicit computation; graphs beside eager steps; then decodes at a
+    context of 2k and a chunk of 8k, in turns with bfloat16. One that fails keeps none from its turn.
     """
     if missing := [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]:
         yield {"what": "weights of fewer bits", "ok": True, "left_out": f"not installed: {', '.join(missing)}"}
@@ -116,8 +111,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
             explicit = Explicit(folder, device.device)
             differs = apart(said(device, runner), explicit.logits(prompt(device)))
             yield {"what": "bfloat16 beside float32, logits", "differs": differs}
-            weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
-            base = Base(device, shape, rates, runner, graphs, explicit, weights, differs)
+            base = Base(device, shape, rates, runner, graphs, explicit, differs)
             stored = {
                 kind.name: save_awq(folder, Path(made) / AWQ, device.device)
                 if kind.name == AWQ
@@ -140,17 +134,13 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
 def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[str, Any]]:
     device = base.device
     release()
-    before = torch.cuda.memory_allocated(device.device) if device.cuda else 0
     began = time.perf_counter()
     loaded = load_model(str(folder), dtype="bfloat16", device=device.device, quantization=kind.quantization)
-    took: dict[str, Any] = {"load_seconds": time.perf_counter() - began}
-    release()
-    if device.cuda:
-        took["device_gib"] = (torch.cuda.memory_allocated(device.device) - before) / 2**30
+    row: dict[str, Any] = {"what": f"{kind.name}, loaded", "seconds": time.perf_counter() - began}
     runner = ModelRunner(loaded, base.runner.backend)
     layers = narrow_layers(loaded.model)
-    yield _bytes(base, kind, layers) | took
-    yield _stored(kind, layers, folder) if kind.stored else _made(base, kind, layers)
+    share = sum(map(held_bytes, layers.values())) / weight_bytes(base.shape)[0]
+    yield row | {"ok": share <= SIZES[kind.name], "of_bfloat16": share}
     yield _products(kind, layers)
     rounding, row = _whole(base, kind, runner, layers)
     yield row
@@ -160,63 +150,6 @@ def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[s
     for batch in sizes.batches:
         yield _decodes(base, layers, ways, batch, sizes)
     yield _chunk(base, layers, ways, sizes.chunk)
-
-
-def _bytes(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
-    """A row: the weights of linear layers over bfloat16's. Head and embeddings are as they were."""
-    held = sum(held_bytes(layer) for layer in layers.values())
-    share = held / sum(weight.nbytes for weight in base.weights.values())
-    row = {"what": f"{kind.name}, bytes", "ok": set(layers) == set(base.weights) and share <= SIZES[kind.name], "of_bfloat16": share}
-    return row | {"gib": held / 2**30, "rounds_inputs": any(map(rounds, layers.values()))}
-
-
-def _stored(kind: Kind, layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
-    """A row: whether numbers and scales are the checkpoint's, bit for bit."""
-    if kind.name == AWQ:
-        return _numbers_of_awq(layers, folder)
-    equal, suffix = 0, "weight_scale_inv" if kind.blocks else "weight_scale"
-    with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        for path, layer in layers.items():
-            held: Any = layer if isinstance(layer, LowBitLinear) else layer.weight
-            numbers = held.weight.detach() if isinstance(layer, LowBitLinear) else held.qdata
-            weight, scale = (stored.get_tensor(f"{path}.{name}").to(numbers.device) for name in ("weight", suffix))
-            same = torch.equal(held.scale[:, : scale.shape[1]], scale.float())
-            equal += same and torch.equal(numbers.view(torch.uint8), weight.view(torch.uint8))
-    return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
-
-
-def _numbers_of_awq(layers: Mapping[str, Narrow], folder: Path) -> dict[str, Any]:
-    """A row: how far numbers are from the file's, over what rounding to bfloat16 allows.
-
-    Allowed are 2**-8 of the number, and of 8 + 8 steps for scale and zero.
-    """
-    worst = 0.0
-    with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        for path, layer in layers.items():
-            plain, scale = awq_numbers(stored, path)
-            off = (numbers(layer).cpu() - plain).abs()
-            worst = max(worst, _finite(off / (2**-8 * 1.01 * (plain.abs() + 16 * scale))))
-    return {"what": "awq, its numbers are the file's, rounded", "ok": worst <= 1, "of_allowed": worst, "layers": len(layers)}
-
-
-def _made(base: Base, kind: Kind, layers: Mapping[str, Narrow]) -> dict[str, Any]:
-    """A row: how far a weight is from the one that it was made of, over the most that rounding it right can change it.
-
-    float8: half a unit of the three bits behind the leading one (2**-4 of the weight; 2**-10 of the scale where it is next to nothing), and
-    2**-8 as scales are rounded to bfloat16. int4: half a step of 15 between a group's least and largest; a fifth of a step more, as torchao
-    rounds numbers of up to 15 steps to bfloat16 (0.03 of a step) where it takes off the least, divides, multiplies and adds again.
-    """
-    worst = 0.0
-    for path, layer in layers.items():
-        weight = base.weights[path].float()
-        off = (numbers(layer) - weight).abs()
-        if kind.name == "int4":
-            least, most = weight.unflatten(1, (-1, INT4_GROUP)).aminmax(dim=2)  # type: ignore[no-untyped-call]
-            allowed = (0.7 * (most - least) / 15).repeat_interleave(INT4_GROUP, 1)
-        else:
-            allowed = (2**-4 + 2**-8) * weight.abs() + 2**-10 * weight.abs().amax(1, keepdim=True) / 440
-        worst = max(worst, _finite(off / allowed))
-    return {"what": f"{kind.name}, its numbers are bfloat16's, rounded", "ok": worst <= 1, "of_allowed": worst}
 
 
 @torch.inference_mode()
@@ -268,7 +201,7 @@ def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, Nar
 def _replayed(
     base: Base, kind: Kind, runner: ModelRunner, graphs: GraphedDecodes | None, sizes: Sizes, rounding: float
 ) -> Iterator[dict[str, Any]]:
-    """Rows: decodes in graphs beside eager ones; then three of them, one being a token of zeros, as are those that fill up the graph.
+    """Rows: decodes in graphs beside eager ones.
 
     Attention plans differ where a graph is filled up, so last bits may: allowed is what that makes in bfloat16, and by rounded inputs.
     """
@@ -282,18 +215,6 @@ def _replayed(
         differs = apart(replayed, eager)
         row = {"what": f"{kind.name}, graphs beside eager, batch {batch}", "ok": differs <= allowed, "differs": differs}
         yield row | {"equal": replayed is not None and torch.equal(replayed, eager)}
-    step = replace(_step(base.device, 3, sizes.context), tokens=torch.tensor([11, 0, 12], device=base.device.device))
-    table = runner.loaded.model.get_input_embeddings().weight
-    before, others = table[0].clone(), runner.run(step).float()
-    try:
-        table[0] = 0
-        eager = runner.run(step).float()
-        filled = graphs.run(step)
-        differs = max(apart(eager[::2], others[::2]), apart(filled, eager))
-    finally:
-        table[0] = before
-    finite = bool(eager.isfinite().all()) and filled is not None and bool(filled.isfinite().all())
-    yield {"what": f"{kind.name}, a token of zeros", "ok": finite and differs <= allowed, "finite": finite, "differs": differs}
 
 
 def _decodes(

@@ -26,8 +26,7 @@ class ImageUpdateStatus(Part):
     """Progress of the operator's images to this service. The operator continues from here after a restart."""
 
     phase: UpdatePhase = Field(
-        description="Current. Pinned, Held (paused) or Waiting: newer images exist. RollingOut. Observing: serves, judged. "
-        "RollingBack, then Failed: went back.",
+        description="Pinned, Held (paused), Waiting: newer images exist. Observing: serves and is judged. Failed: went back.",
     )
     worker_image: Text = Field("", description="Worker image that this phase is about.")
     router_image: Text = Field("", description="Router image that this phase is about.")
@@ -37,7 +36,7 @@ class ImageUpdateStatus(Part):
     start_time: Time | None = Field(None, description="When the phase began.")
     restarted_at: Annotated[str, Field(max_length=64)] = Field("", description="spec.rollout.restartedAt at the update.")
     error_percent_before: Annotated[str, Field(max_length=16)] = Field("", description="Percent of failed requests before the update.")
-    held: bool = Field(False, description="The update has begun and the spec holds it up: it takes no place among maxServices.")
+    held: bool = Field(False, description="The spec holds the update up: it takes no place among maxServices.")
     message: Text = Field("", description="Why, and how to continue.")
 
 

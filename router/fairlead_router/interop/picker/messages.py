@@ -14,9 +14,11 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
     HeadersResponse,
     HeaderValue,
     HeaderValueOption,
+    HttpBody,
     HttpStatus,
     ImmediateResponse,
     Metadata,
+    ProcessingRequest,
     ProcessingResponse,
     StreamedBodyResponse,
 )
@@ -31,7 +33,55 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 PIECE = 62 * 1024
 """Bytes of a body in one message. Envoy recommends at most 64 KiB."""
 
+MOST_FIELDS = 16
+"""Fields of a message among which its body is looked for."""
+_BODIES = (ProcessingRequest.REQUEST_BODY_FIELD_NUMBER, ProcessingRequest.RESPONSE_BODY_FIELD_NUMBER)
+_VARINT, _BYTES = 0, 2
+"""Types of fields in protobuf's encoding."""
+
 REPLACE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+def parse(data: bytes, max_head_bytes: int) -> ProcessingRequest:
+    """Return a message of Envoy. `max_head_bytes`: beside a body.
+
+    Raises ApiError 431 for a longer one, before its headers are built: 0.1 µs each, with Python's lock. Raises DecodeError for other bytes.
+    """
+    if (head := len(data) - _body_bytes(data)) > max_head_bytes:
+        message = f"The gateway's message has {head} bytes beside a body; {max_head_bytes} are allowed (--max-header-bytes and 64 KiB)."
+        raise ApiError(431, message, code="headers_too_large")
+    return ProcessingRequest.FromString(data)
+
+
+def _body_bytes(data: bytes) -> int:
+    """Return the bytes of the first body in a message; 0 if there is none among its first fields."""
+    at, end = 0, len(data)
+    wanted: tuple[int, ...] = _BODIES
+    for _ in range(MOST_FIELDS):
+        if at >= end:
+            break
+        tag, at = _read_varint(data, at)
+        size, after = _read_varint(data, at)
+        if tag & 7 not in (_VARINT, _BYTES):
+            break
+        if tag >> 3 in wanted and tag & 7 == _BYTES:
+            if wanted is not _BODIES:
+                return max(0, min(size, end - after))
+            at, end, wanted = after, min(end, after + size), (HttpBody.BODY_FIELD_NUMBER,)
+        else:
+            at = after + (size if tag & 7 == _BYTES else 0)
+    return 0
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of protobuf's encoding and where it ends. Of invalid bytes, it is any number."""
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            break
+    return value, at
 
 
 def read_headers(headers: HeaderMap) -> Headers:

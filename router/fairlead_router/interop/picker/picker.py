@@ -22,7 +22,7 @@ from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.request_handler import RequestHandler
-from fairlead_router.serving.upstream_request import build_routing_request, deadline_header, worker_headers
+from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
 from fairlead_router.tenancy.class_selection import HEADER
 from fairlead_router.tenancy.tenants import read_credential
 
@@ -98,7 +98,7 @@ class Picker:
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> GatewayRequest:
         """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt; 400 and 403 for the class."""
-        credential = read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+        credential = read_credential(headers.items())
         requested_class = headers.get(HEADER, b"").decode("latin-1").strip()
         caller, account, service_class = self._handler.authenticate_gateway(credential, requested_class)
         self._handler.check_quota(account)
@@ -130,7 +130,6 @@ class Picker:
         client = request.client
         instructions = worker_headers(prompt, client.caller, client.service_class)
         instructions += self._handler.response_headers(request.path, prompt, client.caller)
-        instructions += deadline_header(client.service_class, prompt, choice.indexed, monotonic() - client.arrived_at)
         return PickResult(endpoints, session, tokens, prompt.format_tag, instructions)
 
     def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:

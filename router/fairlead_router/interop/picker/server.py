@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from time import monotonic
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ListenError
 from fairlead_router.interop.picker.certificates import load_credentials
-from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingResponse
 from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
 from fairlead_router.interop.picker.picker import Picker
 from fairlead_router.interop.picker.stream import Stream
@@ -56,9 +57,8 @@ class PickerServer:
             ("grpc.max_connection_age_ms", round(1000 * CONNECTION_AGE)),  # streams may last longer than their connection accepts new ones
         ]
         self._server = server = grpc.aio.server(options=options)  # bound to the loop that runs now
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, request_deserializer=ProcessingRequest.FromString, response_serializer=ProcessingResponse.SerializeToString
-        )
+        # Without a deserializer, which could refuse no message before it is built, and whose errors gRPC logs with a traceback each.
+        process = grpc.stream_stream_rpc_method_handler(self._process, response_serializer=ProcessingResponse.SerializeToString)
         handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
         server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
@@ -95,18 +95,19 @@ class PickerServer:
         elif self._server is not None:
             await self._server.stop(None)
 
-    async def _process(
-        self, requests: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
-    ) -> None:
+    async def _process(self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, ProcessingResponse]") -> None:
         self._last_stream = monotonic()
         stream = Stream(self._picker)
         try:
-            async for message in requests:
-                for answer in await stream.answer(message):
+            async for data in requests:
+                for answer in await stream.answer(data):
                     await context.write(answer)
                 stream.record_written()
                 if stream.is_refused:
                     return
+        except DecodeError:
+            logger.debug("a message of the endpoint picker's client is no ProcessingRequest")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The message is not a ProcessingRequest of envoy.service.ext_proc.v3.")
         except Exception:
             logger.exception("internal error of the endpoint picker")
             raise  # Envoy answers 500, or forwards the request if its filter may fail open

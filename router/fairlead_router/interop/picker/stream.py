@@ -27,13 +27,16 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
 )
 from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.picker import Picker, PickRequest, PickResult
-from fairlead_router.request.client_request import choose_request_id
+from fairlead_router.request.client_request import FREE_PIECES, choose_request_id
+from fairlead_router.request.price import MESSAGE_PRICE
 from fairlead_router.request.prompts import PROMPTED
 from fairlead_router.tenancy.class_selection import HEADER
 
 logger = logging.getLogger(__name__)
 Answers = list[ProcessingResponse]
 
+MARGIN = 64 * 1024
+"""Bytes of a message beside headers or a body: metadata."""
 _OWN_PREFIX = "x-fairlead-"
 
 
@@ -47,40 +50,47 @@ class Stream:
         self._gateway_request: GatewayRequest | None = None
         self._subset: list[str] | None = None
         self._body = bytearray()
+        self._pieces = 0
+        """Messages in which the body came."""
         self._picked: PickResult | None = None
         self.is_refused = False
         """The last answer was a complete response, so nothing may follow."""
 
-    async def answer(self, message: ProcessingRequest) -> Answers:
-        """Return the answers to one message; empty if Envoy has to send more first."""
+    async def answer(self, data: bytes) -> Answers:
+        """Return the answers to one message; empty if Envoy has to send more first. Raises DecodeError."""
+        try:
+            return await self._answer(messages.parse(data, self._picker.max_header_bytes + MARGIN))
+        except ApiError as error:
+            self.is_refused = True
+            return [messages.build_refusal(error, self._request_id(), self._path())]
+
+    async def _answer(self, message: ProcessingRequest) -> Answers:
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
         if message.observability_mode:
             return []  # observability mode: Envoy only reports what it does
-        try:
-            match message.WhichOneof("request"):
-                case "request_headers":
-                    self._subset = messages.read_endpoints(message.metadata_context, messages.SUBSET_NAMESPACE, messages.SUBSET)
-                    return await self._on_request_headers(message.request_headers)
-                case "request_body":
-                    return await self._on_request_body(message.request_body)
-                case "request_trailers":
-                    waiting = self._picked is None and self._request_mode == FULL_DUPLEX_STREAMED
-                    before = await self._pick_and_release(end_of_stream=False) if waiting else []
-                    return [*before, ProcessingResponse(request_trailers=TrailersResponse())]
-                case "response_headers":
-                    return [self._on_response_headers(message)]
-                case "response_body":
-                    return self._on_response_body(message.response_body)
-                case "response_trailers":
-                    self.close()
-                    return [ProcessingResponse(response_trailers=TrailersResponse())]
-                case _:
-                    return []  # a message of a newer Envoy
-        except ApiError as error:
-            self.is_refused = True
-            return [messages.build_refusal(error, self._request_id(), self._path())]
+        match message.WhichOneof("request"):
+            case "request_headers":
+                if self._gateway_request is not None:  # replacing it would lose its reservations
+                    raise ApiError(400, "The gateway sent a second request on one stream: each needs its own.", code="invalid_stream")
+                self._subset = messages.read_endpoints(message.metadata_context, messages.SUBSET_NAMESPACE, messages.SUBSET)
+                return await self._on_request_headers(message.request_headers)
+            case "request_body":
+                return await self._on_request_body(message.request_body)
+            case "request_trailers":
+                waiting = self._picked is None and self._request_mode == FULL_DUPLEX_STREAMED
+                before = await self._pick_and_release(end_of_stream=False) if waiting else []
+                return [*before, ProcessingResponse(request_trailers=TrailersResponse())]
+            case "response_headers":
+                return [self._on_response_headers(message)]
+            case "response_body":
+                return self._on_response_body(message.response_body)
+            case "response_trailers":
+                self.close()
+                return [ProcessingResponse(response_trailers=TrailersResponse())]
+            case _:
+                return []  # a message of a newer Envoy
 
     def record_written(self) -> None:
         """Record that the answers to the last message are written, and release the body that was among them."""
@@ -118,6 +128,9 @@ class Stream:
         return [messages.build_request_headers(self._request_mutation(picked), messages.build_destination(picked.endpoints))]
 
     async def _on_request_body(self, piece: HttpBody) -> Answers:
+        self._pieces += 1
+        if self._pieces > FREE_PIECES:
+            self._client.account.use(MESSAGE_PRICE)
         if self._picked is not None:  # the request was already routed
             if self._request_mode == FULL_DUPLEX_STREAMED:
                 return [messages.build_request_body(part) for part in messages.split_body(piece.body, piece.end_of_stream)]
@@ -166,7 +179,9 @@ class Stream:
 
     @property
     def _client(self) -> GatewayRequest:
-        assert self._gateway_request is not None, "a body before its headers"
+        if self._gateway_request is None:
+            message = "The gateway sent a body or trailers before the request's headers: set request_header_mode: SEND."
+            raise ApiError(400, message, code="invalid_stream")
         return self._gateway_request
 
     def _path(self) -> str:

@@ -28,12 +28,12 @@ REFUSED = (
     Refused(
         "`replicas` beside `scaling.target`",
         {"replicas": 2, "scaling": {"maxReplicas": 4, "target": {"ttftMilliseconds": 500}}},
-        "remove spec.replicas and use no kubectl scale, HPA or KEDA for this service, or remove spec.scaling.target",
+        "both set the number of workers: remove one of them (kubectl scale, HPA and KEDA set spec.replicas)",
     ),
     Refused(
         "`router.tls` beside `Redirect`",
         {"router": {"tls": {"secretName": "web-tls"}}, "routing": {"forwardingMode": "Redirect"}},
-        "set it to Proxy, or remove spec.router.tls",
+        "spec.router.tls and spec.exposure.otherServices: set it to Proxy, or remove these",
     ),
     Refused(
         "`minReplicas` above `maxReplicas`",

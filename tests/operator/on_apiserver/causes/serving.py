@@ -96,7 +96,7 @@ def _change_password(case: Case) -> None:
     redis.command("CONFIG", "SET", "requirepass", "right")
     (case.folder / "password").write_text("wrong")
     case.network.on_exit(redis.stop)
-    _serve_with_redis(case, f"redis://127.0.0.1:{redis.port}", redis_password_file=str(case.folder / "password"))
+    _serve_with_redis(case, f"redis://127.0.0.1:{redis.port}", redis_credentials=str(case.folder))
 
 
 def _break_certificate(case: Case) -> None:

@@ -45,8 +45,8 @@ def test_each_alert_of_a_cause_has_a_runbook() -> None:
     assert {alerts.runbook(alert) for row in ROWS for alert in row.alerts} <= anchors
 
 
-def test_each_reason_is_on_the_page_of_conditions() -> None:
-    page = (PAGE.parent / "conditions.md").read_text()
+def test_each_reason_is_on_a_page_of_reasons() -> None:
+    page = "".join((PAGE.parent / name).read_text() for name in ("conditions.md", "troubleshoot/pods.md"))
     assert {row.reason for row in ROWS if f"`{row.reason}`" not in page} == set()
 
 

@@ -93,11 +93,11 @@ async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable
 def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("of this service")
-    access = RedisAccess(redis.url, password_file=str(password))
+    access = RedisAccess(redis.url, str(tmp_path))
     worker = start(
         FAIRLEAD_REDIS_URL=redis.url,
         FAIRLEAD_INDEX_NAMESPACE="test/told",
-        FAIRLEAD_REDIS_PASSWORD_FILE=str(password),
+        FAIRLEAD_REDIS_CREDENTIALS=str(tmp_path),
         FAIRLEAD_WARMUP_TOKENS="64",
     )
     worker.wait_ready()

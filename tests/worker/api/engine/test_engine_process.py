@@ -12,16 +12,9 @@ from fairlead_worker.engine_process import run
 from fairlead_worker.execution import trial
 from fairlead_worker.execution.overlap import LaunchedStep, OverlappedRunner
 from fairlead_worker.ipc.messages import FromEngine, Load, Loading, Ready, Sampling, Step, StepModes, Stop, Submit, ToEngine
-from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import StepPlan
 
 NO_GRAPHS = "off: no CUDA graphs with a CPU"
-
-
-@pytest.fixture(autouse=True)
-def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start-up trial takes as long as it takes on this machine."""
-    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
 
 
 class End:
@@ -134,20 +127,19 @@ def test_steps_launched_ahead_change_no_token(
 
 
 def collect_launched(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Collect the plans of requests that are launched ahead, without those of the start-up trial."""
+    """Collect the plans of requests that are launched ahead."""
     launched: list[StepPlan] = []
     launch = OverlappedRunner.launch
 
     def collect(self: OverlappedRunner, plan: StepPlan) -> LaunchedStep:
-        if not plan.rows[0].request.id.startswith("trial, "):
-            launched.append(plan)
+        launched.append(plan)
         return launch(self, plan)
 
     monkeypatch.setattr(OverlappedRunner, "launch", collect)
     return launched
 
 
-def test_the_start_up_trial_leaves_nothing_behind(model: Path, expected: dict[str, list[int]]) -> None:
+def test_the_start_leaves_nothing_behind(model: Path, expected: dict[str, list[int]]) -> None:
     """The engine tells what it uses, and its cache and counters begin empty."""
     end = Asking(requests())
     config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32", "overlap": "on"})
@@ -157,35 +149,13 @@ def test_the_start_up_trial_leaves_nothing_behind(model: Path, expected: dict[st
         gc.unfreeze()
     assert end.tokens == expected
     assert end.ready is not None and end.ready.modes == StepModes(NO_GRAPHS, "on", piecewise_graphs=NO_GRAPHS)
-    phases = [message.phase for message in end.loading]
-    assert phases.index("trial") < phases.index("warmup")
+    assert "trial" not in [message.phase for message in end.loading], "there are no graphs to try"
     assert end.first_load is not None and end.first_load.pages_cached == 0 and end.first_load.pages_free == 64
     assert end.first_load.prompt_tokens == end.first_load.steps == 0 and not end.stored_before_first_output
 
 
-def test_a_failed_trial_falls_back_to_the_plain_loop_with_the_reason(
-    model: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also with --overlap on: slower tokens are better than wrong ones, and than no worker."""
-    launched = collect_launched(monkeypatch)
-    monkeypatch.setattr(
-        OverlappedRunner, "_fill_placeholders", lambda self, plan, step: lambda: step.tokens.masked_fill_(step.tokens == PLACEHOLDER, 0)
-    )
-    end = Asking(requests())
-    config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32", "overlap": "on"})
-    try:
-        assert run(config, end) == 0
-    finally:
-        gc.unfreeze()
-    assert end.tokens == expected and not launched
-    assert end.ready is not None
-    modes = end.ready.modes
-    assert modes.fallback.startswith("overlap failed the start-up trial and is off: ") and "get other tokens" in modes.fallback
-    assert modes.overlap == f"off: {modes.fallback}" and modes.fallback in caplog.text
-
-
 def test_on_a_cpu_nothing_is_tried_by_default(model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trial._Trial, "prepare", lambda self: pytest.fail("a trial"))
+    monkeypatch.setattr(trial, "_guard", lambda *_: pytest.fail("a trial"))
     end = Asking(requests()[:1])
     try:
         assert run(WorkerConfig(model=f"file://{model}", kv_pages=64, threads=1), end) == 0

@@ -24,6 +24,9 @@ from fairlead_worker.api.output import grammar_checker
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config.limits import Limits
+from fairlead_worker.grammar.checker import check
+from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Load, Step
 from fairlead_worker.ipc.transport import Channel
@@ -134,7 +137,7 @@ def test_stop_strings_and_lengths_cut(worker: WorkerProcess) -> None:
         ({"guided_json": {"type": "strng"}}, "guided_json", "strng"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
         ({"guided_json": {"$ref": "#/$defs/none"}}, "guided_json", "none"),
-        ({"guided_json": {"enum": []}}, "guided_json", "nsatisfiable"),
+        ({"guided_json": {"enum": []}}, "guided_json", "nothing satisfies"),
         ({"guided_json": "{"}, "guided_json", "JSON"),
         ({"guided_regex": "("}, "guided_regex", "regex"),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
@@ -225,6 +228,29 @@ def test_an_answer_tells_the_router_what_its_grammar_has_cost(worker: WorkerProc
         answer = worker.post("/v1/completions", prompt="x", **fields)
         assert answer.status_code == status and int(answer.headers["x-fairlead-cpu-ms"]) > 0, fields
     assert "x-fairlead-cpu-ms" not in worker.post("/v1/completions", prompt="x", max_tokens=1).headers
+
+
+async def test_a_check_that_is_killed_costs_its_cpu_time(model: Path) -> None:
+    """It waits for its turn of a core until its time is over."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = WorkerConfig(model=f"file://{model}", limits=Limits(grammar_timeout=1))
+    checker = GrammarChecker(config, tokenizer.backend_tokenizer.to_str(), len(tokenizer), (tokenizer.eos_token_id,))
+    seconds = list[float]()
+    process = await checker._ensure_process()
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ApiError, match="not compiled within 1 s"):
+        await checker.compile(Constraint("regex", "x", "regex"), "", seconds.append)
+    assert 0 <= seconds[0] < 0.2
+
+
+def test_a_grammar_costs_its_compilation_in_the_engine_too(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str(), len(tokenizer), (tokenizer.eos_token_id,))
+    properties = {f"p{number}": {"type": "string"} for number in range(500)}
+    verdict = check(compiler, Constraint("json", json.dumps({"properties": properties, "required": list(properties)}), "x"))
+    began = time.process_time()
+    compiler.matcher(verdict.grammar)
+    assert verdict.cpu_seconds > (time.process_time() - began) / 4
 
 
 def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:

@@ -5,19 +5,25 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.worker.api.process import WorkerProcess
 
+from fairlead_common.fair_slots import FairSlots
+from fairlead_worker.api.answers.completions import Completion, CompletionChoice, PromptTokensDetails, Usage
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.sampling import OutputOptions
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.replies import _send_document
 from fairlead_worker.ipc.messages import Loading
 from fairlead_worker.ipc.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
+
+USAGE = Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2, prompt_tokens_details=PromptTokensDetails(0))
 
 
 class Answered:
@@ -27,8 +33,8 @@ class Answered:
 
     output_options = OutputOptions()
 
-    def usage(self) -> dict[str, Any]:
-        return {"prompt_tokens_details": {"cached_tokens": 0}}
+    def usage(self) -> Usage:
+        return USAGE
 
     def awaits_prompt_logprobs(self, index: int) -> bool:
         return False
@@ -36,19 +42,22 @@ class Answered:
 
 class TextFormatter:
     id = 'cmpl-"1"'
-    chunk_object = whole_object = "text_completion"
+    chunk_type = whole_type = Completion
 
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
+    def first_chunk(self, index: int) -> CompletionChoice | None:
         return None
 
-    def chunks(self, index: int, piece: OutputDelta) -> list[dict[str, Any]]:
-        return [{"index": index, "delta": {"content": piece.text}, "logprobs": None}]
+    def chunks(self, index: int, piece: OutputDelta) -> list[CompletionChoice]:
+        return [CompletionChoice(index, piece.text)]
 
-    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
-        return {"index": index, "finish_reason": "stop"}
+    def last_chunk(self, index: int, choice: Choice) -> CompletionChoice:
+        return CompletionChoice(index, "", finish_reason="stop")
 
-    def full_choice(self, index: int, choice: Choice, piece: OutputDelta) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: Choice, piece: OutputDelta) -> CompletionChoice:
         raise AssertionError("this is a stream")
+
+    def extra_fields(self) -> dict[str, Any]:
+        return {}
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
@@ -60,13 +69,12 @@ def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, cont
     written = writer.begin() + b"".join(writer.add([(place % 2, OutputDelta(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
-        document = reply.envelope("text_completion", reply.formatter.chunks(place % 2, OutputDelta(text)))
+        document = reply.fill(Completion, reply.formatter.chunks(place % 2, OutputDelta(text)))
         if continuous_usage:
-            document["usage"] = Answered().usage()
+            document.usage = USAGE
         elif include_usage:
-            document["usage"] = None
-        assert json.loads(event) == document
-        assert list(json.loads(event)) == list(document)
+            document.usage = None
+        assert event.encode() == msgspec.json.encode(document)
 
 
 async def test_a_fast_engine_leaves_the_event_loop_its_turns() -> None:
@@ -118,27 +126,46 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
 @pytest.mark.parametrize(("needs_prompt_logprobs", "logprobs"), [(True, None), (False, 20), (False, None)])
 def test_log_probabilities_are_shaped_beside_the_event_loop(needs_prompt_logprobs: bool, logprobs: int | None) -> None:
     shaped_in: list[int] = []
+    asyncio.run(shape_answers(1, lambda: shaped_in.append(threading.get_ident()), needs_prompt_logprobs, logprobs))
+    assert [thread != threading.get_ident() for thread in shaped_in] == [needs_prompt_logprobs or logprobs is not None]
+
+
+def test_answers_with_log_probabilities_are_shaped_one_at_a_time() -> None:
+    """The event loop waits for the interpreter's lock behind each thread that computes."""
+    meeting = threading.Barrier(2)
+
+    def shape() -> None:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.1)
+            raise AssertionError("two threads shape answers")
+
+    asyncio.run(shape_answers(4, shape, needs_prompt_logprobs=True))
+
+
+async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_logprobs: bool, logprobs: int | None = None) -> None:
+    """Send so many answers of one choice at once. `shaped` is called for each choice."""
     prepared = SimpleNamespace(
         output_options=OutputOptions(),
         choices=(None,),
         needs_prompt_logprobs=needs_prompt_logprobs,
-        submissions=(SimpleNamespace(sampling=SimpleNamespace(logprobs=logprobs)),),
+        submits=(SimpleNamespace(tenant="", sampling=SimpleNamespace(logprobs=logprobs)),),
         select_best=lambda: [0],
-        usage=lambda: {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
+        usage=lambda: USAGE,
     )
     shape = SimpleNamespace(
         id="id",
-        whole_object="whole",
+        whole_type=Completion,
         extra_fields=dict,
-        full_choice=lambda place, choice, piece: {"index": shaped_in.append(threading.get_ident())},
+        full_choice=lambda place, choice, piece: shaped() or CompletionChoice(place, piece.text),  # type: ignore[func-returns-value]
     )
 
     async def pieces() -> AsyncIterator[list[tuple[int, OutputDelta]]]:
         yield [(0, OutputDelta("a", is_last=True))]
 
     class Answer:
-        async def respond_json(self, document: dict[str, Any], headers: dict[str, str]) -> None:
-            assert document["choices"] == [{"index": None}]
+        async def respond(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+            assert status == 200 and json.loads(data)["choices"][0]["text"] == "a"
 
-    asyncio.run(_send_document(Answer(), prepared, ChunkWriter(prepared, ReplyOptions("m", 0, shape, stream=False)), pieces()))  # type: ignore[arg-type]
-    assert [thread != threading.get_ident() for thread in shaped_in] == [needs_prompt_logprobs or logprobs is not None]
+    worker, options = SimpleNamespace(large_answers=FairSlots(1)), ReplyOptions("m", 0, shape, stream=False)  # type: ignore[arg-type]
+    answers = [_send_document(Answer(), worker, prepared, ChunkWriter(prepared, options), pieces()) for _ in range(count)]  # type: ignore[arg-type]
+    await asyncio.gather(*answers)

@@ -1,4 +1,4 @@
-"""Request order: `priority`, `user` and the router's deadline reach the engine's policies."""
+"""`priority` reaches the engine."""
 
 import re
 from collections.abc import Callable
@@ -8,14 +8,13 @@ from typing import Any
 from tests.worker.api.process import WorkerProcess, until
 
 
-def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]], deadlines: dict[str, str] = {}) -> list[str]:  # noqa: B006
+def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]]) -> list[str]:
     """Return the names in the order in which their requests ended, from the worker's log, because client threads may overtake each other.
     The worker runs one request at a time, and the first request runs until all others wait."""
 
     def ask(name: str) -> None:
         body = {"prompt": f"{name} " * 8, "max_tokens": 12, "ignore_eos": True, **requests[name]}
-        headers = {"x-request-id": name} | ({"x-fairlead-deadline-ms": deadlines[name]} if name in deadlines else {})
-        answer = worker.client.post("/v1/completions", json=body, headers=headers)
+        answer = worker.client.post("/v1/completions", json=body, headers={"x-request-id": name})
         assert answer.status_code == 200, answer.text
 
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -41,20 +40,6 @@ def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess])
         {"now": {"max_tokens": 1500, "priority": -9}, "later": {"priority": 5}, "usual": {}, "soon": {"priority": -5}},
     )
     assert order == ["now", "soon", "usual", "later"]
-
-
-def test_a_request_whose_first_token_is_due_goes_before_those_that_can_wait(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--max-num-seqs", "1").wait_ready()
-    requests: dict[str, dict[str, Any]] = {"now": {"max_tokens": 1500}, "first": {}, "relaxed": {}, "due": {}}
-    order = finished_in_turn(worker, requests, {"relaxed": "999999999", "due": "0"})
-    assert order == ["now", "first", "due", "relaxed"], "the clock is at the turn of `first`"
-
-
-def test_a_user_who_had_less_goes_before_one_who_had_more(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--scheduling-policy", "fair", "--max-num-seqs", "1").wait_ready()
-    flood: dict[str, dict[str, Any]] = {f"a{i}": {"user": "anna"} for i in range(4)}
-    order = finished_in_turn(worker, {"a": {"user": "anna", "max_tokens": 1500}, **flood, "b": {"user": "boris"}})
-    assert order[:2] == ["a", "b"]
 
 
 def test_a_priority_that_is_no_number_is_named(shared: WorkerProcess) -> None:

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.worker.api.process import WorkerProcess, until
 
-from fairlead_worker.api.engine import client
+from fairlead_worker.api.engine.generation import MAX_WAITING_TOKENS
 from fairlead_worker.api.openai.completions import MAX_SEQUENCES
 
 COUNT, LENGTH = 200, 1000
-assert COUNT <= MAX_SEQUENCES and COUNT * LENGTH > 4 * client.MAX_WAITING_TOKENS
+assert COUNT <= MAX_SEQUENCES and COUNT * LENGTH > 4 * MAX_WAITING_TOKENS
 
 
 @pytest.fixture(scope="module")

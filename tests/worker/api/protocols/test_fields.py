@@ -4,11 +4,12 @@ import json
 from typing import Any, get_type_hints
 
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types import beta, message_count_tokens_params, message_create_params
 from openai.types.responses import response_create_params
 
 from fairlead_common.errors import PromptError
-from fairlead_common.protocols.chats import read_chat
+from fairlead_common.protocols import messages, responses
+from fairlead_common.protocols.chats import read_chat, read_conversion
 from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 from fairlead_worker.api.errors import ApiError, invalid
@@ -19,7 +20,12 @@ from fairlead_worker.api.schema import ChatRequest
 LEAST: dict[str, dict[str, Any]] = {RESPONSES: {"input": "q"}, MESSAGES: {"messages": [{"role": "user", "content": "q"}]}}
 CLIENTS: dict[str, list[Any]] = {
     RESPONSES: [response_create_params.ResponseCreateParamsNonStreaming],
-    MESSAGES: [message_create_params.MessageCreateParamsNonStreaming, message_count_tokens_params.MessageCountTokensParams],
+    MESSAGES: [
+        message_create_params.MessageCreateParamsNonStreaming,
+        message_count_tokens_params.MessageCountTokensParams,
+        beta.message_create_params.MessageCreateParamsNonStreaming,
+        beta.message_count_tokens_params.MessageCountTokensParams,
+    ],
 }
 
 
@@ -37,13 +43,13 @@ def test_every_field_of_the_real_client_is_known(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_what_the_page_calls_refused_is_refused(path: str) -> None:
-    module = BODIES[path][1]
-    for field in module.REFUSED:
+    _, refusals, allowed = BODIES[path]
+    for field in refusals:
         with pytest.raises(PromptError) as refused:
             chat(path, **{field: {"any": "thing"}})
         assert refused.value.field == field
         assert chat(path, **{field: None}) == chat(path)
-    for field, values in module.ALLOWED.items():
+    for field, values in allowed.items():
         with pytest.raises(PromptError) as refused:
             chat(path, **{field: "another"})
         assert refused.value.field == field
@@ -52,19 +58,22 @@ def test_what_the_page_calls_refused_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_chats_rules_hold_for_its_fields(path: str) -> None:
-    assert isinstance(to_chat_request(chat(path, seed=5, top_k=3, priority=1)), ChatRequest)
+    def request(**fields: Any) -> ChatRequest:
+        return to_chat_request(read_conversion(path, json.dumps(LEAST[path] | fields).encode()))
+
+    assert isinstance(request(seed=5, top_k=3, priority=1), ChatRequest)
     with pytest.raises(ApiError) as refused:
-        to_chat_request(chat(path, seed="five"))
+        request(seed="five")
     assert refused.value.param == "seed"
 
 
 def test_errors_of_a_chat_name_the_apis_own_fields() -> None:
-    with pytest.raises(ApiError) as told, rename_error_fields(BODIES[MESSAGES][1].RENAMED):
+    with pytest.raises(ApiError) as told, rename_error_fields(messages.RENAMED):
         raise invalid("stop: at most 16, not 17; it would stop everything", param="stop")
     assert (told.value.param, told.value.message) == (
         "stop_sequences",
         "stop_sequences: at most 16, not 17; it would stop everything",
     )
-    with pytest.raises(ApiError) as told, rename_error_fields(BODIES[RESPONSES][1].RENAMED):
+    with pytest.raises(ApiError) as told, rename_error_fields(responses.RENAMED):
         raise invalid("response_format.json_schema.schema: more than max_completion_tokens", param="response_format.json_schema.schema")
     assert (told.value.param, told.value.message) == ("text.format.schema", "text.format.schema: more than max_output_tokens")

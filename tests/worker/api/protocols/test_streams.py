@@ -1,16 +1,19 @@
 """Streams of Responses and Messages, as the real clients read them, equal the whole response for every split of the text."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import httpx
 import httpx2
+import msgspec
 import openai
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead_common.protocols.messages import MessagesBody
 from fairlead_common.protocols.responses import ResponsesBody
+from fairlead_worker.api.answers.completions import PromptTokensDetails, Usage
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.protocols.anthropic_messages import MessagesWriter
@@ -39,20 +42,20 @@ class Answered:
     """A generation request that has ended."""
 
     needs_prompt_logprobs = False
-    submissions = (Submitted(),)
+    submits = (Submitted(),)
+    attempt = ""
 
     def __init__(self, reason: str) -> None:
         self.choices = (Chosen(reason),)
 
-    def usage(self) -> dict[str, Any]:
-        return {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=7, completion_tokens=5, total_tokens=12, prompt_tokens_details=PromptTokensDetails(4))
 
 
 class Encoder:
     """Names tokens."""
 
-    def decode(self, tokens: Any, skip_special_tokens: bool = True) -> str:
-        return f"<{tokens[0]}>"
+    token_texts = SimpleNamespace(special_name=lambda token: f"<{token}>", bytes_of=lambda token, text: f"<{token}>".encode())
 
 
 @st.composite
@@ -77,16 +80,16 @@ def answers(draw: st.DrawFn) -> tuple[list[list[Event]], str]:
 def writers(reason: str) -> tuple[ResponsesWriter, MessagesWriter]:
     prepared: Any = Answered(reason)
     encoder: Any = Encoder()
-    return ResponsesWriter("r", "m", ResponsesBody(), prepared, encoder), MessagesWriter("r", "m", MessagesBody(), prepared)
+    return ResponsesWriter("r", "m", ResponsesBody(), prepared, encoder, {}), MessagesWriter("r", "m", MessagesBody(), prepared)
 
 
 def run(writer: Any, pieces: list[list[Event]], *, stream: bool) -> Any:
-    batches = [[(0, OutputDelta("", [at], [TokenLogprobs(-0.5)], parsed_events=events))] for at, events in enumerate(pieces)]
+    batches = [[(0, OutputDelta("", [at], [TokenLogprobs(-0.5)], [""], parsed_events=events))] for at, events in enumerate(pieces)]
     if stream:
         return writer.begin() + b"".join(map(writer.add, batches)) + writer.end(b": usage 7 5\n\n")
     for batch in batches:
         writer.collect(batch)
-    return writer.document()
+    return msgspec.to_builtins(writer.document())
 
 
 def parsed_response(data: bytes) -> list[Any]:

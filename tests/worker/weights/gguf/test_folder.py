@@ -52,6 +52,22 @@ def test_another_file_under_the_same_name_gets_another_folder(model: Path, cache
     assert json.loads((second / "config.json").read_text())["num_hidden_layers"] == 3
 
 
+def test_the_name_by_which_a_file_was_found_may_go(model: Path, cache: ModelCache, tmp_path: Path) -> None:
+    """A demo links to the model in the user's cache. `fairlead serve` of the same file reads the same folder."""
+    name = tmp_path / model.name
+    name.symlink_to(model)
+    folder = resolve(name.as_uri(), cache=cache)
+    name.unlink()
+    assert resolve(model.as_uri(), cache=cache) == folder and find_gguf(folder)
+
+
+def test_a_folder_whose_link_leads_nowhere_is_written_again(model: Path, cache: ModelCache, tmp_path: Path) -> None:
+    folder = resolve(model.as_uri(), cache=cache)
+    (folder / model.name).unlink()
+    (folder / model.name).symlink_to(tmp_path / "gone")
+    assert resolve(model.as_uri(), cache=cache) == folder and (folder / model.name).samefile(model)
+
+
 def test_the_digest_is_that_of_the_weights(model: Path, cache: ModelCache, tmp_path: Path) -> None:
     """Workers share KV by it, so that pods with the same file in other places have the same."""
     copy = tmp_path / model.name

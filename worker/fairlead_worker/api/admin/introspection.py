@@ -1,9 +1,8 @@
 """vLLM's `/server_info`, `/tokenizer_info` and `/reset_prefix_cache`, on the admin port."""
 
-from typing import Any
-
 import msgspec
 
+from fairlead_worker.api.answers.worker import DroppedPages, ServerInfo, TokenizerInfo
 from fairlead_worker.api.errors import unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
@@ -12,38 +11,36 @@ from fairlead_worker.platform.version import release
 
 async def server_info(worker: Worker, context: RequestContext) -> None:
     """Return the version and every setting, without passwords."""
-    document: dict[str, Any] = {"version": release(), "settings": worker.config.describe_settings()}
+    info = ServerInfo(version=release(), settings=worker.config.describe_settings())
     if worker.serving:
         ready = worker.ready
-        document |= {
-            "system_fingerprint": worker.system_fingerprint,
-            "max_model_len": worker.max_model_len,
-            "attention_backend": ready.backend,
-            "cpu_level": ready.cpu_level,
-            "native_decoder": ready.native_decoder,
+        info = msgspec.structs.replace(
+            info,
+            system_fingerprint=worker.system_fingerprint,
+            max_model_len=worker.max_model_len,
+            attention_backend=ready.backend,
+            cpu_level=ready.cpu_level,
+            native_decoder=ready.native_decoder,
             **msgspec.to_builtins(ready.modes),
-        }
-    await context.respond_json(document)
+        )
+    await context.respond_json(info)
 
 
 async def tokenizer_info(worker: Worker, context: RequestContext) -> None:
     """Return the tokenizer's settings: special tokens, templates and sizes. `/internal/prompt-format` has the whole tokenizer."""
     format = worker.encoder.format
-    await context.respond_json(
-        {
-            **format.special_tokens,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "tokenizer_digest": format.tokenizer_digest,
-            "vocab_size": worker.encoder.vocabulary_size,
-            "model_max_length": worker.max_model_len,
-            "chat_template": format.chat_template,
-            "tool_chat_template": format.tool_template,
-        }
+    info = TokenizerInfo(
+        tokenizer_digest=format.tokenizer_digest,
+        vocab_size=worker.encoder.vocabulary_size,
+        model_max_length=worker.max_model_len,
+        chat_template=format.chat_template,
+        tool_chat_template=format.tool_template,
     )
+    await context.respond_json(format.special_tokens | msgspec.to_builtins(info))
 
 
 async def reset_prefix_cache(worker: Worker, context: RequestContext) -> None:
     """Drop all cached KV that no request uses, and answer once it is gone. Running requests keep theirs."""
     if not worker.serving:
         raise unavailable("the model is not loaded yet")
-    await context.respond_json({"dropped_pages": await worker.engine.reset_prefix_cache()})
+    await context.respond_json(DroppedPages(await worker.engine.reset_prefix_cache()))

@@ -12,7 +12,6 @@ import hmac
 import logging
 import random
 import time
-from array import array
 from contextlib import ExitStack
 
 import msgspec
@@ -21,10 +20,10 @@ from fairlead_common.discovery import create_source
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_index.redis.access import RedisAccess
-from fairlead_worker.api.engine.client import Submission
+from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def build_bearer(redis: RedisAccess | None) -> str:
 
     It is an HMAC of the password of the service's worker user and does not reveal it. Raise OSError if the password file is missing.
     """
-    password = redis.credentials()[1] if redis is not None else ""
+    password = redis.login()[1] if redis is not None else ""
     return "Bearer " + hmac.digest(password.encode(), b"fairlead hot prefixes", "sha256").hex() if password else ""
 
 
@@ -119,21 +118,21 @@ async def _compute(worker: Worker, prefixes: tuple[WarmPrefix, ...]) -> int:
     with ExitStack() as held:
         infos = [held.enter_context(worker.adapters.use(adapter.info.name)) for adapter in worker.adapters]
         numbers = {"": 0} | {info.digest: info.number for info in infos if info}
-        submissions = [
-            Submission(tokens, _ONE_TOKEN, prefix.root, adapter=numbers[prefix.adapter])
+        submits = [
+            Submit("", tokens, _ONE_TOKEN, prefix.root, adapter=numbers[prefix.adapter])
             for prefix in prefixes
             if prefix.adapter in numbers and (tokens := _valid_tokens(worker, prefix))
         ]
-        async with worker.engine.generate(submissions) as generation:
+        async with Generation(worker.engine, submits) as generation:
             async for _ in generation.outputs():
                 pass
-    return sum(len(each.tokens) for each in submissions)
+    return sum(len(each.tokens) // 4 for each in submits)
 
 
-def _valid_tokens(worker: Worker, prefix: WarmPrefix) -> "array[int]":
+def _valid_tokens(worker: Worker, prefix: WarmPrefix) -> bytes:
     """Return the prefix's tokens, or none if they are not in this model's vocabulary: a larger id would index past the embedding."""
     tokens = tokens_from_bytes(prefix.tokens)
-    return tokens if tokens and max(tokens) < worker.ready.vocabulary_size else array("I")
+    return prefix.tokens if tokens and max(tokens) < worker.ready.vocabulary_size else b""
 
 
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)

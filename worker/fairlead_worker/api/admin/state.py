@@ -2,13 +2,14 @@
 
 import hmac
 import re
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
+from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, Model, ModelList, to_anthropic_list, to_anthropic_model
 from fairlead_common.truncate import quote
 from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixesReply, WarmPrefix, build_bearer
+from fairlead_worker.api.answers.worker import Load, Readiness, Version
 from fairlead_worker.api.engine.index_publisher import to_worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
@@ -25,33 +26,40 @@ async def ready(worker: Worker, context: RequestContext) -> None:
         phase, stage = "loading", "Warming"
     phase = "draining" if worker.draining else phase
     serving = worker.serving and worker.healthy
-    document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    answer = Readiness(
+        ready=serving,
+        phase=phase,
+        percent=state.percent,
+        reason=state.reason or state.step,
+        fallback=worker.fallback or UNSET,
+        start_up_seconds={name: round(spent, 3) for name, spent in state.start_up.seconds.items()},
+    )
     if phase in ("starting", "loading"):
-        document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
-    if fallback := worker.fallback:
-        document["fallback"] = fallback
-    document["start_up_seconds"] = {name: round(spent, 3) for name, spent in state.start_up.seconds.items()}
-    await context.respond(200 if serving else 503, msgspec.json.encode(document))
+        answer.stage, answer.bytes, answer.total_bytes = stage, state.done, state.total
+    await context.respond_json(answer, status=200 if serving else 503)
 
 
 async def load(worker: Worker, context: RequestContext) -> None:
     """Return the worker's load for routers without an index, and its counters, from which any router knows the whole fleet's work."""
     load = worker.engine.state.load
-    numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate))
-    numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
-    fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining}
-    fields["ready"] = worker.serving and worker.healthy
-    fields |= {"max_running": worker.config.max_num_seqs, "scheduling_policy": worker.config.scheduling_policy}
-    fields["server_load"] = worker.in_flight
-    if incarnation := worker.incarnation():
-        fields["incarnation"] = incarnation
-    if worker.config.canary:
-        fields["canary"] = worker.config.canary
-    if fallback := worker.fallback:
-        fields["fallback"] = fallback
-    if adapters := worker.adapters.describe():
-        fields["adapters"] = adapters
-    await context.respond_json(fields | numbers)
+    answer = Load(
+        pod=worker.config.pod,
+        address=worker.address,
+        draining=worker.draining,
+        ready=worker.serving and worker.healthy,
+        max_running=worker.config.max_num_seqs,
+        scheduling_policy=worker.config.scheduling_policy,
+        server_load=worker.in_flight,
+        incarnation=worker.incarnation() or UNSET,
+        canary=worker.config.canary or UNSET,
+        fallback=worker.fallback or UNSET,
+        adapters=worker.adapters.describe() or UNSET,
+        prompt_tokens=load.prompt_tokens,
+        cached_tokens=load.cached_tokens,
+        output_tokens=load.output_tokens,
+        **msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate)),
+    )
+    await context.respond_json(answer)
 
 
 async def models(worker: Worker, context: RequestContext) -> None:
@@ -59,7 +67,7 @@ async def models(worker: Worker, context: RequestContext) -> None:
     adapters = [adapter.info.name for adapter in worker.adapters]
     listed = [_model(worker, name) for name in (*worker.config.names, *adapters)]
     anthropic = ANTHROPIC_VERSION in context.headers
-    await context.respond_json(to_anthropic_list(listed) if anthropic else {"object": "list", "data": listed})
+    await context.respond_json(to_anthropic_list(listed) if anthropic else ModelList(listed))
 
 
 async def model(worker: Worker, context: RequestContext) -> None:
@@ -110,17 +118,15 @@ async def metrics(worker: Worker, context: RequestContext) -> None:
 
 
 async def version(worker: Worker, context: RequestContext) -> None:
-    await context.respond_json({"version": release()})
+    await context.respond_json(Version(release()))
 
 
-def _model(worker: Worker, name: str) -> dict[str, Any]:
+def _model(worker: Worker, name: str) -> Model:
     adapter = next((one for one in worker.adapters if one.info.name == name), None)
-    return {
-        "id": name,
-        "object": "model",
-        "created": adapter.loaded_at if adapter else worker.started,
-        "owned_by": "fairlead",
-        "root": adapter.info.uri if adapter else worker.config.model,
-        "parent": worker.config.names[0] if adapter else None,
-        "max_model_len": worker.max_model_len,
-    }
+    return Model(
+        id=name,
+        created=adapter.loaded_at if adapter else worker.started,
+        root=adapter.info.uri if adapter else worker.config.model,
+        parent=worker.config.names[0] if adapter else None,
+        max_model_len=worker.max_model_len,
+    )

@@ -4,9 +4,8 @@ import asyncio
 import itertools
 import logging
 import time
-from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,16 +27,13 @@ from fairlead_worker.ipc.messages import (
     LoadAdapter,
     Loading,
     Output,
-    PoolingKind,
     PrefixCacheReset,
     Ready,
     ResetPrefixCache,
-    Sampling,
     Step,
     Stop,
     Submit,
     UnloadAdapter,
-    Withdraw,
 )
 from fairlead_worker.ipc.transport import Channel
 
@@ -45,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PREFILL_RATE = 2000.0
 """Prompt tokens per second, before a rate is measured."""
-
-MAX_UNREAD_BYTES = 64 << 20
-"""Approximate bytes of outputs that may wait for one slow client."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
 
@@ -74,31 +67,8 @@ class EngineGone(Exception):
     """The engine has ended. Its requests get no further outputs."""
 
 
-class ClientTooSlow(Exception):
-    """Too many outputs wait for a client that does not read."""
-
-
 class EngineNotReady(EngineGone):
     """The engine had ended or was not ready when the request came, so it never received the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One sequence to generate."""
-
-    tokens: "array[int]"
-    sampling: Sampling
-    root: int
-    priority: int = 0
-    tenant: str = ""
-    adapter: int = 0
-    grammar: str = ""
-    pooling: PoolingKind | None = None
-    """Set for a pooling request, which needs hidden states and generates nothing."""
-    due_at: float = 0.0
-    """When its first token is due, in `time.monotonic` seconds; 0: no deadline."""
-    attempt: str = ""
-    """The router's name for this attempt of the request, by which it can withdraw it; empty: it cannot."""
 
 
 @dataclass(slots=True)
@@ -128,130 +98,6 @@ class EngineState:
     """Seconds since the start that other requests' prefill would have delayed a decode that ran all the time."""
 
 
-MAX_WAITING_TOKENS = 16_384
-"""Prompt tokens of one API request that wait in the engine at a time. It takes prompts in their order of arrival, so a list of a thousand
-prompts would delay everybody's next request by all of them."""
-
-
-class Generation:
-    """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones.
-
-    A submission is sent when the earlier ones that have no output yet have less than MAX_WAITING_TOKENS tokens.
-    """
-
-    def __init__(self, client: "EngineClient", submissions: Sequence[Submission], traced: int = 0) -> None:
-        """`traced`: number of submissions, the first ones, whose prefill chunks the engine reports."""
-        self._client = client
-        self._traced = traced
-        self._arrived: list[tuple[int, Output] | EngineGone] = []
-        self._unread_bytes = 0
-        """Approximate bytes of `_arrived`."""
-        self._waiter: asyncio.Future[None] | None = None
-        """Set while `outputs` waits for the first output. A list and a future: a queue's locks and waiters cost more at every token."""
-        self._ids = [client.next_id() for _ in submissions]
-        self._open = set(range(len(submissions)))
-        self._submissions = submissions
-        self._sent = 0
-        """Submissions that the engine has got, the first ones."""
-        self._waiting: dict[int, int] = {}
-        """Prompt tokens of each submission that was sent and has no output. Choices of one prompt count once."""
-        self._waiting_tokens = 0
-        self._attempt = submissions[0].attempt if submissions else ""
-
-    async def __aenter__(self) -> "Generation":
-        self._client.record_arrival()
-        self._client.await_first_tokens(self._ids, self._submissions[0].tenant if self._submissions else "")
-        self._count_unsent(self._submissions, 1)
-        self._send()
-        if self._attempt:
-            self._client.attempts[self._attempt] = self
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._client.attempts.get(self._attempt) is self:
-            del self._client.attempts[self._attempt]
-        for index in tuple(self._open):
-            self.abort(index)
-        self._count_unsent(self._submissions[self._sent :], -1)
-
-    def _count_unsent(self, submissions: Sequence[Submission], sign: int) -> None:
-        self._client.unsent += sign * len(submissions)
-        self._client.unsent_tokens += sign * sum(len(each.tokens) for each in submissions)
-
-    def abort(self, index: int) -> None:
-        """Stop submission `index`: its client disconnected, or a stop string was found."""
-        if index in self._open:
-            self._open.discard(index)
-            self._client.abort(self._ids[index])
-
-    def withdraw(self) -> None:
-        """Ask the engine to drop the submissions if none of them has started. Their outputs then say `WITHDRAWN`."""
-        self._client.withdraw(self._ids[: self._sent])
-
-    async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
-        """Yield batches of (submission, output) with everything that arrived since the last batch. End with the last submission.
-
-        Raise EngineGone, or ClientTooSlow if more than `MAX_UNREAD_BYTES` arrived since the last batch was taken.
-        """
-        while self._open or self._unread_bytes > MAX_UNREAD_BYTES:
-            if not self._arrived:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            if self._unread_bytes > MAX_UNREAD_BYTES:
-                raise ClientTooSlow(f"more than {MAX_UNREAD_BYTES} bytes waited for a client that did not read")
-            arrived, self._arrived, self._unread_bytes = self._arrived, [], 0
-            batch = [self._raise_if_ended(item) for item in arrived]
-            yield [(index, output) for index, output in batch if self._is_wanted(index, output)]
-
-    def _is_wanted(self, index: int, output: Output) -> bool:
-        if index not in self._open:
-            return False
-        if output.finish is not None:
-            self._open.discard(index)
-        return True
-
-    @staticmethod
-    def _raise_if_ended(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
-        if isinstance(item, EngineGone):
-            raise item
-        return item
-
-    def _send(self) -> None:
-        """Send the next submissions. Raises EngineNotReady."""
-        while self._sent < len(self._submissions) and self._waiting_tokens < MAX_WAITING_TOKENS:
-            index, self._sent = self._sent, self._sent + 1
-            submission = self._submissions[index]
-            self._count_unsent([submission], -1)
-            if index not in self._open:
-                continue
-            is_choice = index > 0 and submission.tokens is self._submissions[index - 1].tokens
-            self._waiting[index] = 0 if is_choice else len(submission.tokens)
-            self._waiting_tokens += self._waiting[index]
-            self._client.register(self._ids[index], submission, self._make_deliver(index), traced=index < self._traced)
-
-    def _store(self, index: int, output: Output) -> None:
-        self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
-        if self._unread_bytes <= MAX_UNREAD_BYTES:
-            self._arrived.append((index, output))
-        else:  # nothing more is stored, so the engine can stop
-            for each in tuple(self._open):
-                self.abort(each)
-
-    def _make_deliver(self, index: int) -> "Deliver":
-        def deliver(item: Output | EngineGone) -> None:
-            if isinstance(item, EngineGone):
-                self._arrived.append(item)
-            else:
-                self._store(index, item)
-                if index in self._waiting and not item.error:
-                    self._waiting_tokens -= self._waiting.pop(index)
-                    self._send()
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
-
-        return deliver
-
-
 Deliver = Callable[[Output | EngineGone], None]
 
 
@@ -271,8 +117,6 @@ class EngineClient:
         self._awaiting_first_token: dict[str, str] = {}
         """The tenant of each sequence that waits."""
         self.waiting_by_tenant = Counter[str]()
-        self.attempts: dict[str, Generation] = {}
-        """Requests that the router can withdraw, by its name of the attempt."""
         self.grammars_pending = 0
         """Requests whose grammar is being checked or waits for that. The engine does not know them yet."""
         self.unsent = self.unsent_tokens = 0
@@ -322,29 +166,11 @@ class EngineClient:
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
 
-    def generate(self, submissions: Sequence[Submission], traced: int = 0) -> Generation:
-        return Generation(self, submissions, traced)
-
-    def register(self, id: str, submission: Submission, deliver: Deliver, traced: bool = False) -> None:
+    def send(self, submit: Submit, deliver: Deliver) -> None:
         """Send a request to the engine. `deliver` receives its outputs, or EngineGone. Raises EngineNotReady."""
         self._check_serving()
-        self._channel.send(
-            Submit(
-                id=id,
-                tokens=submission.tokens.tobytes(),
-                sampling=submission.sampling,
-                root=submission.root,
-                priority=submission.priority,
-                tenant=submission.tenant,
-                adapter=submission.adapter,
-                grammar=submission.grammar,
-                pooling=submission.pooling,
-                received_at=time.monotonic(),
-                due_at=submission.due_at,
-                traced=traced,
-            )
-        )
-        self._receivers[id] = deliver
+        self._channel.send(submit)
+        self._receivers[submit.id] = deliver
 
     def _check_serving(self) -> None:
         if not self.serving:
@@ -354,10 +180,6 @@ class EngineClient:
         self._stop_waiting(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
-
-    def withdraw(self, ids: Sequence[str]) -> None:
-        if self.serving:
-            self._channel.send(Withdraw(tuple(ids)))
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """Send an adapter change and return its result. Raise EngineGone.

@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Callable, Sequence
 
-from fairlead_index.groups import namespace_of
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
@@ -17,8 +16,7 @@ class IndexPublisher:
     def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int, arrival_rate: Callable[[], float]) -> None:
         """`arrival_rate`: returns the requests received per second."""
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
-        namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
-        self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.limits.lease_seconds)
+        self.writer = IndexWriter(redis, config.index_namespace, card, lease_seconds=config.limits.lease_seconds)
         self._page_size, self._arrival_rate = page_size, arrival_rate
         self._on_joined: Callable[[], None] | None = None
 

@@ -5,8 +5,10 @@ Streams and whole responses use the same code, so that they cannot differ.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_worker.api.answers.completions import FinishReason
 from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.ipc.messages import Output, Timing, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser, Event, Text
@@ -27,6 +29,8 @@ class OutputDelta:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Parallel to `tokens`. Empty if the request does not ask for log-probabilities."""
+    token_texts: list[str] = field(default_factory=list)
+    """What each token adds to the text: nothing for special tokens and for parts of a character but the last. Parallel to `logprobs`."""
     is_last: bool = False
     """True for the last delta of the sequence."""
     parsed_events: list[Event] | None = None
@@ -54,6 +58,7 @@ class OutputDelta:
             self.parsed_events += following.parsed_events
         self.tokens += following.tokens
         self.logprobs += following.logprobs
+        self.token_texts += following.token_texts
         self.is_last = following.is_last
 
 
@@ -107,9 +112,9 @@ class Choice:
         return 0 if self._prompt_only else self.tokens
 
     @property
-    def client_finish_reason(self) -> str | None:
-        """Return the finish reason for the client: `tool_calls` if the answer ended with complete calls."""
-        return self._parsed_reason or self.finish_reason
+    def client_finish_reason(self) -> FinishReason | None:
+        """Return the finish reason for the client: `tool_calls` if the answer ended with complete calls. A failed one has no answer."""
+        return cast("FinishReason | None", self._parsed_reason or self.finish_reason)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -141,14 +146,20 @@ class Choice:
             delta.tokens.append(token)
             logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
             self.logprob += logprobs.chosen
+            is_stop = output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str
+            # Decode one token at a time: the place of a stop string must not depend on how outputs are batched.
+            text = "" if is_stop else self._decoder.push((token,))
             if self._logprobs:
                 delta.logprobs.append(logprobs)
-            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str:
-                break
-            # Decode one token at a time: the place of a stop string must not depend on how outputs are batched.
-            if self._append_text(delta, self._decoder.push((token,))):
+                delta.token_texts.append(text)
+            if not is_stop and self._append_text(delta, text):
                 return delta
-        if output.finish is not None and not self._append_text(delta, self._decoder.finish(), token=False):
+        if output.finish is None:
+            return delta
+        text = self._decoder.finish()
+        if delta.token_texts:
+            delta.token_texts[-1] += text
+        if not self._append_text(delta, text, token=False):
             self._append(delta, self._scanner.flush(), token=False)
             self._set_finish_reason(delta, output)
             self._finish_parser(delta, output.finish)

@@ -3,12 +3,11 @@
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from fairlead_common.protocols.paths import NO_GENERATION
-from fairlead_worker.api.engine.client import Submission
+from fairlead_worker.api.answers.completions import CompletionTokensDetails, PromptTokensDetails, Usage
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.bad_words import find_token_sequences
 from fairlead_worker.api.generation.choice import Choice
@@ -21,7 +20,7 @@ from fairlead_worker.api.generation.sampling import (
     truncate_prompt,
 )
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import AdapterInfo, Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import AdapterInfo, Sampling, Submit, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
 
 
@@ -32,7 +31,7 @@ class GenerationRequest:
     prompts: Sequence["array[int]"]
     n: int
     best_of: int
-    submissions: list[Submission]
+    submits: list[Submit]
     choices: list[Choice]
     needs_prompt_logprobs: bool
     """True if the request needs log-probabilities of its prompts. The first choice of each prompt brings them."""
@@ -53,20 +52,19 @@ class GenerationRequest:
         groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
         return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
 
-    def usage(self, generated: bool = True) -> dict[str, Any]:
-        """Return OpenAI's `usage` for the tokens so far. `generated`: False counts the prompts only."""
+    def usage(self, generated: bool = True) -> Usage:
+        """Return the usage of the tokens so far. `generated`: False counts the prompts only."""
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.output_tokens for choice in self.choices) if generated else 0
-        cached = sum(choice.cached_tokens for choice in self._least_cached_choices())
-        usage: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        usage = Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(sum(choice.cached_tokens for choice in self._least_cached_choices())),
+        )
         if self.choices and self.choices[0].reasoning_tokens is not None:
             reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
 
     def host_cached_tokens(self) -> int:
@@ -90,15 +88,16 @@ def prepare(
     parsers: Callable[[], AnswerParser | None] = lambda: None,
     field: str = "prompt",
 ) -> GenerationRequest:
-    """Check the prompts against the context length and build one submission for each choice.
+    """Check the prompts against the context length and build one message to the engine for each choice.
 
     `grammar`: the result of `Worker.compile_grammar`. `parsers`: creates the parser of each choice. Raises ApiError 400 that names
     `field`, the prompts' field.
     """
     base = resolve_sampling(worker, sampling_request)
-    root = worker.root_of(adapter.digest if adapter else "", sampling_request.salt)
+    origin = sampling_request.origin
+    root = worker.root_of(adapter.digest if adapter else "", origin.salt)
     number = adapter.number if adapter else 0
-    submissions, choices = [], []
+    submits, choices = [], []
     prompts = [
         truncate_prompt(
             prompt,
@@ -111,25 +110,16 @@ def prepare(
     ]
     for prompt in prompts:
         worker.check_tokens(prompt, field)
-        max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), worker.max_model_len, field)
+        max_tokens = limit_max_tokens(
+            sampling_request.max_tokens, len(prompt), worker.max_model_len, field, sampling_request.ends_at_context
+        )
+        tokens = prompt.tobytes()
         thinking = worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, prompt)
         for choice in range(sampling_request.best_of):
             scores = None if choice else base.prompt_logprobs
             seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
-            submissions.append(
-                Submission(
-                    prompt,
-                    sampling,
-                    root,
-                    sampling_request.priority,
-                    sampling_request.tenant,
-                    number,
-                    grammar,
-                    due_at=sampling_request.due_at,
-                    attempt=sampling_request.attempt,
-                )
-            )
+            submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, grammar))
             choices.append(
                 Choice(
                     worker.encoder,
@@ -145,12 +135,12 @@ def prepare(
                     include_stop_str=sampling_request.output_options.include_stop_str,
                 )
             )
-    _check_logprobs(submissions, worker.config.limits.max_logprob_entries)
+    _check_logprobs(submits, worker.config.limits.max_logprob_entries)
     return GenerationRequest(
         prompts,
         sampling_request.n,
         sampling_request.best_of,
-        submissions,
+        submits,
         choices,
         base.prompt_logprobs is not None,
         sampling_request.output_options,
@@ -179,13 +169,13 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
     return base
 
 
-def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
+def _check_logprobs(submits: Sequence[Submit], most: int) -> None:
     """Raise ApiError 400 for too many log-probabilities. A response is held in memory: twenty per token for 128 choices are gigabytes."""
     entries = 0
-    for submission in submissions:
-        sampling = submission.sampling
+    for submit in submits:
+        sampling = submit.sampling
         entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
-        entries += 0 if sampling.prompt_logprobs is None else len(submission.tokens) * (sampling.prompt_logprobs + 1)
+        entries += 0 if sampling.prompt_logprobs is None else len(submit.tokens) // 4 * (sampling.prompt_logprobs + 1)
     if entries > most > 0:
         message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--limits max_logprob_entries)"
         raise invalid(f"{message}; lower max_tokens, n, or the number of log-probabilities per token", param="logprobs")

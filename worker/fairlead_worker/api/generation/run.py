@@ -11,13 +11,13 @@ import msgspec
 
 from fairlead_common.telemetry.spans import Span
 from fairlead_common.truncate import truncate
-from fairlead_worker.api.engine.client import Generation
+from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.engine.spans import EngineSpans
-from fairlead_worker.api.errors import ApiError, busy, failed, invalid, withdrawn
+from fairlead_worker.api.errors import ApiError, busy, failed, invalid
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import GRAMMAR_WAITED, WITHDRAWN
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,6 @@ class GenerationRun:
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
-                if output.error == WITHDRAWN:
-                    self.record_disconnect()
-                    raise withdrawn()
                 self._record_token(index, now)
                 if output.timing is not None:
                     self.engine_spans.record(index, output, now)
@@ -79,7 +76,7 @@ class GenerationRun:
 
     def _to_api_error(self, index: int, error: SequenceFailed) -> ApiError:
         """Return the error of a failed sequence. The grammar check cannot try every path of a grammar, so its failure is a 400."""
-        if not self.generation_request.submissions[index].grammar:
+        if not self.generation_request.submits[index].grammar:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
             return busy(str(error), max(1, round(self.worker.config.limits.grammar_timeout)))
@@ -104,10 +101,10 @@ class GenerationRun:
             "finish": sorted({choice.finish_reason or "error" for choice in self.generation_request.choices}),
             "prompts": len(self.generation_request.prompts),
             "sequences": len(self.generation_request.choices),
-            "prompt_tokens": usage["prompt_tokens"],
-            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
             "host_cached_tokens": self.generation_request.host_cached_tokens(),
-            "output_tokens": usage["completion_tokens"],
+            "output_tokens": usage.completion_tokens,
             "queue_ms": _ms(max((timing.queue_seconds for timing in timings), default=None)),
             "prefill_ms": _ms(max((timing.prefill_seconds for timing in timings), default=None)),
             "ttft_ms": _ms(None if first is None else first - self.start_time),
@@ -123,9 +120,9 @@ class GenerationRun:
             self.span.set(
                 {
                     "gen_ai.response.finish_reasons": ",".join(line["finish"]),
-                    "gen_ai.usage.input_tokens": usage["prompt_tokens"],
-                    "gen_ai.usage.output_tokens": usage["completion_tokens"],
-                    "fairlead.cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                    "fairlead.cached_tokens": usage.cached_tokens,
                     "fairlead.preemptions": line["preemptions"],
                 }
             )

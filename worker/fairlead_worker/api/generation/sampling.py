@@ -46,6 +46,18 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Whose request it is, by the router's headers, else by the client's body."""
+
+    salt: str = ""
+    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
+    tenant: str = ""
+    """The tenant. Each has a share of the batch (`scheduler/tenant_shares.py`)."""
+    priority: int = 0
+    """Lower values run first."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """The sampling of a request, before the prompt's length is known."""
 
@@ -61,16 +73,7 @@ class SamplingRequest:
     """Show log-probabilities. `sampling.logprobs` is also set if only the `best_of` ranking needs them."""
     prompt_only: bool
     """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
-    priority: int = 0
-    """Lower values run first, with `--scheduling-policy sjf`."""
-    tenant: str = ""
-    """The owner of the fair share, with `--scheduling-policy sjf` or `fair`."""
-    due_at: float = 0.0
-    """When the first token is due, in `time.monotonic` seconds; 0: no deadline."""
-    attempt: str = ""
-    """The router's name for this attempt; empty: it cannot be withdrawn."""
-    salt: str = ""
-    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
+    origin: RequestOrigin
     constraint: Constraint | None = None
     """The format that the answer must have."""
     bad_words: tuple[str, ...] = ()
@@ -81,10 +84,14 @@ class SamplingRequest:
     """vLLM's `truncate_prompt_tokens`."""
     truncates_end: bool = False
     """Drop the end of a prompt that is truncated, not its beginning."""
+    ends_at_context: bool = False
+    """Generate up to the end of the context if it has no room for `max_tokens`, instead of refusing the request."""
     output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
-def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> SamplingRequest:
+def build_sampling_request(
+    request: CompletionRequest | ChatRequest, defaults: Mapping[str, float], origin: RequestOrigin
+) -> SamplingRequest:
     """Check rules across fields and collect the sampling parameters. `defaults`: values of absent fields. Raise ApiError 400."""
     check_unsupported(request)
     if isinstance(request, ChatRequest):
@@ -137,8 +144,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
         best_of,
         logprobs is not None,
         prompt_only,
-        request.priority or 0,
-        request.user or "",
+        origin,
         constraint=None if prompt_only else parse_constraint(request),
         bad_words=tuple(request.bad_words or ()),
         thinking_token_budget=None if request.thinking_token_budget == -1 else request.thinking_token_budget,
@@ -185,11 +191,11 @@ def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | No
     return prompt[:kept] if from_end else prompt[-kept:]
 
 
-def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
+def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str, ends_at_context: bool = False) -> int:
     """Return how many tokens may follow the prompt. Raise ApiError 400 if the context cannot hold them. `field`: the prompt's field."""
     if prompt_tokens + 1 > limit:
         raise too_long(f"your prompt is too long: {prompt_tokens} tokens leave no room for an answer; shorten it", limit, field)
-    if max_tokens is None:
+    if max_tokens is None or (ends_at_context and prompt_tokens + max_tokens > limit):
         return limit - prompt_tokens
     if prompt_tokens + max_tokens > limit:
         raise too_long(

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from fairlead_common.json_size import JsonTooLarge, check_json
-from fairlead_common.truncate import truncate
+from fairlead_common.truncate import quote, truncate
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.output.parsers import ANY_OBJECT
 from fairlead_worker.api.schema import CommonRequest
@@ -50,7 +50,7 @@ def _parse_response_format(given: dict[str, Any] | None) -> Constraint | None:
     if kind == "structural_tag":
         return _build_constraint("structural_tag", given, field)
     if kind != "json_schema":
-        raise invalid(f"response_format.type: {kind!r:.60} is none of {', '.join(FORMATS)}", param="response_format.type")
+        raise invalid(f"response_format.type: {quote(kind)} is none of {', '.join(FORMATS)}", param="response_format.type")
     field = "response_format.json_schema"
     described = given.get("json_schema")
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):

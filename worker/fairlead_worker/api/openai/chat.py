@@ -1,14 +1,29 @@
 """`POST /v1/chat/completions`."""
 
+import dataclasses
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_worker.api.answers.completions import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    CustomCall,
+    FunctionCall,
+    ToolCall,
+)
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
@@ -16,8 +31,9 @@ from fairlead_worker.api.generation.prepare import GenerationRequest, prepare, r
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
+from fairlead_worker.api.output.custom_input import CustomInput, read_input
 from fairlead_worker.api.output.tool_choice import ToolUse, parse_tool_use
-from fairlead_worker.api.router_headers import USAGE, apply_router_headers
+from fairlead_worker.api.router_headers import USAGE, read_origin
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
 from fairlead_worker.api.worker import Worker
@@ -28,8 +44,8 @@ from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reas
 class ChatFormatter:
     """Builds the JSON of chat completions."""
 
-    chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
+    chunk_type = ChatCompletionChunk
+    whole_type = ChatCompletion
 
     def __init__(
         self,
@@ -37,37 +53,64 @@ class ChatFormatter:
         encoder: PromptEncoder,
         generation_request: GenerationRequest,
         may_call: bool = False,
+        custom: Collection[str] = (),
         reasoning: bool = True,
         echo: str = "",
     ) -> None:
-        """`may_call`: the content may be null. `reasoning`: show the reasoning. `echo`: the prefix of every answer."""
+        """`may_call`: the content may be null. `custom`: names of custom tools. `reasoning`: show it.
+
+        `echo`: the prefix of every answer.
+        """
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._generation_request = generation_request
         self._may_call, self._reasoning, self._echo = may_call, reasoning, echo
-        self._absent: dict[str, Any] = _reasoning(None) if generation_request.choices[0].reasoning_tokens is not None else {}
-        """Fields without a value in a delta. OpenAI's SDK raises AttributeError for a field that it does not know and that is left out."""
+        self._custom = custom
+        self._inputs: dict[tuple[int, int], CustomInput] = {}
+        """Inputs of the custom tools that a stream calls, by choice and call."""
+        self._no_reasoning = None if generation_request.choices[0].reasoning_tokens is not None else UNSET
+        """Reasoning of a delta without it. OpenAI's SDK raises AttributeError for a field that it does not know and that is left out."""
 
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
-        return self._delta(index, {"role": "assistant", "content": self._echo or (None if self._may_call else "")})
+    def first_chunk(self, index: int) -> ChatChunkChoice:
+        return ChatChunkChoice(index, self._delta(role="assistant", content=self._echo or (None if self._may_call else "")))
 
-    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: OutputDelta) -> list[ChatChunkChoice]:
         logprobs = self._logprobs(delta)
-        shown = [self._delta(index, _shown(event)) for event in self._events(delta)]
+        shown = [ChatChunkChoice(index, part) for event in self._events(delta) if (part := self._show(index, event)) is not None]
         if logprobs is not None or (delta.tokens and self._generation_request.output_options.return_token_ids):
-            shown = shown or [self._delta(index, {})]
-            shown[0]["logprobs"] = logprobs
+            shown = shown or [ChatChunkChoice(index, self._delta())]
+            shown[0].logprobs = logprobs
         return shown
 
-    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
-        return self._delta(index, {}) | _finish(choice)
+    def last_chunk(self, index: int, choice: Choice) -> ChatChunkChoice:
+        rest = [(call, custom.finish()) for (at, call), custom in self._inputs.items() if at == index]
+        calls = [ToolCall(index=call, custom=CustomCall(input=text)) for call, text in rest if text]
+        return ChatChunkChoice(index, self._delta(tool_calls=calls or UNSET), None, choice.client_finish_reason, choice.stop_reason)
 
-    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
-        message = _message(self._echo, self._events(delta))
-        return {"index": index, "message": message, "logprobs": self._logprobs(delta), "token_ids": None} | _finish(choice)
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> ChatChoice:
+        message = _message(self._echo, self._events(delta), self._custom)
+        reason, stop = choice.client_finish_reason, choice.stop_reason
+        return ChatChoice(index, message, self._logprobs(delta), finish_reason=reason, stop_reason=stop)
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": self._absent | delta, "logprobs": None, "finish_reason": None}
+    def _show(self, index: int, event: Event) -> ChatDelta | None:
+        """Return the delta that shows an event; None for arguments of a custom tool that add nothing to its input yet."""
+        match event:
+            case Text(text):
+                return self._delta(content=text)
+            case Reasoning(text):
+                return ChatDelta(reasoning=text, reasoning_content=text)
+            case CallStart(call, id, name):
+                if name in self._custom:
+                    self._inputs[index, call] = CustomInput()
+                return self._delta(tool_calls=[_call(id, name, "", name in self._custom, call)])
+            case CallArguments(call, text):
+                if (custom := self._inputs.get((index, call))) is None:
+                    return self._delta(tool_calls=[ToolCall(index=call, function=FunctionCall(arguments=text))])
+                text = custom.add(text)
+                return self._delta(tool_calls=[ToolCall(index=call, custom=CustomCall(input=text))]) if text else None
+
+    def _delta(self, **fields: Any) -> ChatDelta:
+        return ChatDelta(reasoning=self._no_reasoning, reasoning_content=self._no_reasoning, **fields)
 
     def _events(self, delta: OutputDelta) -> list[Event]:
         return delta.events if self._reasoning else [event for event in delta.events if not isinstance(event, Reasoning)]
@@ -83,7 +126,7 @@ class ChatFormatter:
         tokens = prompt.tolist() if generation_request.output_options.return_token_ids else None
         return {"prompt_logprobs": scores, "prompt_token_ids": tokens}
 
-    def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
+    def _logprobs(self, delta: OutputDelta) -> ChatLogprobs | None:
         return format_chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
 
 
@@ -101,6 +144,7 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
                 worker.encoder,
                 generation_request,
                 may_call=bool(tool_use.functions),
+                custom=tool_use.custom_names,
                 reasoning=request.include_reasoning is not False,
                 echo=_echo(request),
             ),
@@ -134,29 +178,38 @@ async def check_chat(
     certainly too long before it is tokenized. Raises ApiError 400.
     """
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
-    sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
+    origin = read_origin(context, request.cache_salt, request.priority, request.user)
+    sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
     tool_use = parse_tool_use(request)
     is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
-    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, sampling_request.salt, size, most)
+    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin.salt, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
-    grammar = await worker.compile_grammar(constraint, sampling_request.tenant, context.report_cpu)
+    grammar = ""
+    if constraint is not None:
+        grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
     return CheckedChat(prompt, sampling_request, tool_use, constraint, grammar)
 
 
 @asynccontextmanager
 async def prepare_chat(
-    worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int
+    worker: Worker,
+    context: RequestContext,
+    request: ChatRequest,
+    prompt_tokens: "array[int] | None",
+    size: int,
+    ends_at_context: bool = False,
 ) -> "AsyncIterator[tuple[str, GenerationRequest, ToolUse]]":
     """Build the engine request of a chat, from any of the APIs. Yield the model name, the request and the tool rules.
 
-    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`.
+    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`, `ends_at_context` as in SamplingRequest.
     """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         chat = await check_chat(worker, context, request, prompt_tokens, size)
         parsers = worker.output_parsers.build_parser_factory(chat.constraint, chat.tool_use, chat.prompt)
-        yield model, prepare(worker, [chat.prompt], chat.sampling_request, adapter, chat.grammar, parsers, field="messages"), chat.tool_use
+        sampling_request = dataclasses.replace(chat.sampling_request, ends_at_context=ends_at_context)
+        yield model, prepare(worker, [chat.prompt], sampling_request, adapter, chat.grammar, parsers, field="messages"), chat.tool_use
 
 
 async def count_chat_tokens(worker: Worker, context: RequestContext, request: ChatRequest, size: int) -> int:
@@ -186,36 +239,19 @@ def _echo(request: ChatRequest) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-def _shown(event: Event) -> dict[str, Any]:
-    match event:
-        case Text(text):
-            return {"content": text}
-        case Reasoning(text):
-            return _reasoning(text)
-        case CallStart(index, id, name):
-            return {"tool_calls": [{"index": index} | _call(id, name, "")]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-
-def _message(echo: str, events: list[Event]) -> dict[str, Any]:
+def _message(echo: str, events: list[Event], custom: Collection[str]) -> AssistantMessage:
     """Return the message of a whole answer, prefixed with `echo`. The content is null if the answer consists of calls only."""
     whole = gather(events)
-    message: dict[str, Any] = {"role": "assistant", "content": echo + whole.text or (None if whole.calls else ""), "refusal": None}
-    message |= _reasoning(whole.reasoning or None)
-    if whole.calls:
-        message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in whole.calls]
-    return message
+    calls = [
+        _call(call.id, call.name, read_input(call.arguments) if call.name in custom else call.arguments, call.name in custom)
+        for call in whole.calls
+    ]
+    content, reasoning = echo + whole.text or (None if calls else ""), whole.reasoning or None
+    return AssistantMessage(content=content, reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls or UNSET)
 
 
-def _reasoning(text: str | None) -> dict[str, Any]:
-    """Return reasoning under vLLM's current name and its former one, which DeepSeek uses too."""
-    return {"reasoning": text, "reasoning_content": text}
-
-
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _finish(choice: Choice) -> dict[str, Any]:
-    return {"finish_reason": choice.client_finish_reason, "stop_reason": choice.stop_reason}
+def _call(id: str, name: str, text: str, is_custom: bool, index: int | UnsetType = UNSET) -> ToolCall:
+    """Return a call. `text`: its arguments, or the input of a custom tool."""
+    if is_custom:
+        return ToolCall(index=index, id=id, type="custom", custom=CustomCall(name=name, input=text))
+    return ToolCall(index=index, id=id, type="function", function=FunctionCall(name=name, arguments=text))

@@ -4,14 +4,15 @@ import time
 from array import array
 from typing import Any
 
+from fairlead_worker.api.answers.completions import Completion, CompletionChoice, CompletionLogprobs
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
-from fairlead_worker.api.generation.logprobs import CompletionLogprobs, format_prompt_logprobs
+from fairlead_worker.api.generation.logprobs import CompletionLogprobsFormatter, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
-from fairlead_worker.api.router_headers import USAGE, apply_router_headers
+from fairlead_worker.api.router_headers import USAGE, read_origin
 from fairlead_worker.api.schema import CompletionRequest, parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
@@ -23,7 +24,7 @@ MAX_SEQUENCES = 1024
 class CompletionFormatter:
     """Builds the JSON of text completions."""
 
-    chunk_object = whole_object = "text_completion"
+    chunk_type = whole_type = Completion
 
     def __init__(self, id: str, worker: Worker, generation_request: GenerationRequest, request: CompletionRequest) -> None:
         self.id = f"cmpl-{id}"
@@ -34,43 +35,44 @@ class CompletionFormatter:
         self._echo_logprobs = bool(request.echo) and request.logprobs is not None
         self._prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs = [
-            CompletionLogprobs(worker.encoder, generation_request.output_options.tokens_as_token_ids)
+            CompletionLogprobsFormatter(worker.encoder, generation_request.output_options.tokens_as_token_ids, skip)
             for _ in range(len(self._echoes) * generation_request.n)
         ]
 
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
+    def first_chunk(self, index: int) -> CompletionChoice | None:
         prompt = index // self._generation_request.n
         if not (self._echoes[prompt] or self._echo_logprobs or self._generation_request.output_options.return_token_ids):
             return None
-        return _choice(index, self._echoes[prompt], self._echo_logprobs_of(index)) | self._prompt_ids(prompt)
+        first = CompletionChoice(index, self._echoes[prompt], self._echo_logprobs_of(index))
+        if self._generation_request.output_options.return_token_ids:
+            first.prompt_token_ids = self._generation_request.prompts[prompt].tolist()
+        return first
 
-    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
-        return [_choice(index, delta.text, self._logprobs[index].format_delta(delta))]
+    def chunks(self, index: int, delta: OutputDelta) -> list[CompletionChoice]:
+        return [CompletionChoice(index, delta.text, self._logprobs[index].format_delta(delta))]
 
-    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
-        return _choice(index, "") | _finish(choice)
+    def last_chunk(self, index: int, choice: Choice) -> CompletionChoice:
+        return CompletionChoice(index, "", None, choice.client_finish_reason, choice.stop_reason)
 
-    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> CompletionChoice:
         prompt = index // self._generation_request.n
         logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].format_delta(delta)
-        whole = _choice(index, self._echoes[prompt] + delta.text, logprobs) | _finish(choice)
-        whole |= {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None} | self._prompt_ids(prompt)
-        if self._prompt_logprobs:
-            scores = self._generation_request.get_prompt_logprobs(prompt)
-            whole["prompt_logprobs"] = format_prompt_logprobs(self._encoder, self._generation_request.prompts[prompt], scores)
-        return whole
+        tokens, scores = self._generation_request.prompts[prompt], self._generation_request.get_prompt_logprobs(prompt)
+        return CompletionChoice(
+            index,
+            self._echoes[prompt] + delta.text,
+            logprobs,
+            choice.client_finish_reason,
+            choice.stop_reason,
+            prompt_logprobs=format_prompt_logprobs(self._encoder, tokens, scores) if self._prompt_logprobs else None,
+            prompt_token_ids=tokens.tolist() if self._generation_request.output_options.return_token_ids else None,
+            token_ids=None,
+        )
 
     def extra_fields(self) -> dict[str, Any]:
         return {}
 
-    def _prompt_ids(self, prompt: int) -> dict[str, Any]:
-        return (
-            {"prompt_token_ids": self._generation_request.prompts[prompt].tolist()}
-            if self._generation_request.output_options.return_token_ids
-            else {}
-        )
-
-    def _echo_logprobs_of(self, index: int, delta: OutputDelta | None = None) -> dict[str, Any] | None:
+    def _echo_logprobs_of(self, index: int, delta: OutputDelta | None = None) -> CompletionLogprobs | None:
         """Return the prompt's log-probabilities, followed by those of `delta`."""
         if not self._echo_logprobs:
             return None
@@ -86,9 +88,12 @@ async def completions(worker: Worker, context: RequestContext) -> None:
     request = parse(body, CompletionRequest, worker.max_model_len)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
+        origin = read_origin(context, request.cache_salt, request.priority, request.user)
+        sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
         prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, request, sampling_request)
-        grammar = await worker.compile_grammar(sampling_request.constraint, sampling_request.tenant, context.report_cpu)
+        constraint, grammar = sampling_request.constraint, ""
+        if constraint is not None:
+            grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
         generation_request = prepare(worker, prompts, sampling_request, adapter, grammar)
         stream_options = request.stream_options
         options = ReplyOptions(
@@ -123,17 +128,9 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
     special, is_cut = request.add_special_tokens is not False, sampling_request.truncate_prompt_tokens is not None
     most = worker.max_countable_tokens if is_cut else worker.max_model_len
     # before they are tokenized: a list may take seconds
-    worker.check_queue_limit(len(texts) * sampling_request.best_of, sampling_request.tenant)
+    worker.check_queue_limit(len(texts) * sampling_request.best_of, sampling_request.origin.tenant)
 
     def encode(text: "str | list[int]") -> "array[int]":
-        return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.salt, most)
+        return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.origin.salt, most)
 
     return await worker.encode(lambda: [encode(text) for text in texts], sum(map(len, texts)))
-
-
-def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None}
-
-
-def _finish(choice: Choice) -> dict[str, Any]:
-    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}

@@ -1,37 +1,54 @@
 """OpenAI's responses for completions and chats: whole documents and streams of chunks."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from fairlead_common.protocols.answer import Answer
 from fairlead_worker.api import replies
+from fairlead_worker.api.answers.completions import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChoice,
+)
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 
+ChunkChoice = ChatChunkChoice | CompletionChoice
+Chosen = TypeVar("Chosen", ChunkChoice, CompletionChoice | ChatChoice)
+Filled = TypeVar("Filled", bound=Answer)
 _MARK = "\x00text\x00"
 """Placeholder for a chunk's text while the rest is encoded. Model names and request ids contain no control characters."""
 
 
 class ResponseFormatter(Protocol):
-    """Builds the JSON of one endpoint."""
+    """Builds the answers of one endpoint."""
 
     id: str
-    chunk_object: str
-    whole_object: str
 
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
+    @property
+    def chunk_type(self) -> type[Completion | ChatCompletionChunk]: ...
+
+    @property
+    def whole_type(self) -> type[Completion | ChatCompletion]: ...
+
+    def first_chunk(self, index: int) -> ChunkChoice | None:
         """Return the first chunk of choice `index`, before any token, or None."""
 
-    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: OutputDelta) -> Sequence[ChunkChoice]:
         """Return one chunk for each event of the delta, or one chunk for log-probabilities without an event."""
 
-    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]: ...
+    def last_chunk(self, index: int, choice: Choice) -> ChunkChoice: ...
 
-    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]: ...
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> CompletionChoice | ChatChoice: ...
 
     def extra_fields(self) -> dict[str, Any]:
         """Return the fields beside the choices, of a whole response and of each choice's first chunk."""
@@ -51,26 +68,16 @@ class ReplyOptions:
     usage_comment: bool = False
     """Send usage to the router in a comment, independent of what the client asks for."""
 
-    def envelope(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.formatter.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-            "choices": choices,
-        }
+    def fill(self, kind: Callable[..., Filled], choices: Sequence[Answer], **fields: Any) -> Filled:
+        """Return an answer of this kind."""
+        head = {"id": self.formatter.id, "created": self.created, "model": self.model, "system_fingerprint": self.system_fingerprint}
+        return kind(**head, choices=choices, **fields)
 
 
 async def send_openai_answer(context: RequestContext, worker: Worker, generation_request: GenerationRequest, options: ReplyOptions) -> None:
     """Generate and send a response in OpenAI's format."""
     writer = ChunkWriter(generation_request, options)
     await replies.send_answer(context, worker, generation_request, writer, stream=options.stream, usage_comment=options.usage_comment)
-
-
-def token_ids_of(generation_request: GenerationRequest, delta: OutputDelta) -> dict[str, Any]:
-    """Return vLLM's `token_ids` of a delta, if the request has `return_token_ids`."""
-    return {"token_ids": delta.tokens} if generation_request.output_options.return_token_ids else {}
 
 
 @dataclass(slots=True)
@@ -92,11 +99,11 @@ class ChunkWriter:
         for index, delta in batch:
             self._collected.setdefault(index, OutputDelta()).add(delta)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Answer:
         gathered, generation_request, formatter = self._collected, self.generation_request, self.options.formatter
         best = [(place, generation_request.choices[i], gathered[i]) for place, i in enumerate(generation_request.select_best())]
-        choices = [formatter.full_choice(place, choice, delta) | token_ids_of(generation_request, delta) for place, choice, delta in best]
-        return self.options.envelope(formatter.whole_object, choices) | {"usage": generation_request.usage()} | formatter.extra_fields()
+        choices = [self._with_ids(formatter.full_choice(place, choice, delta), delta.tokens) for place, choice, delta in best]
+        return self.options.fill(formatter.whole_type, choices, usage=generation_request.usage(), **formatter.extra_fields())
 
     def begin(self) -> bytes:
         for index in range(len(self.generation_request.choices)):
@@ -115,7 +122,7 @@ class ChunkWriter:
 
     def end(self, comment: bytes) -> bytes:
         if self.options.include_usage:
-            self._write_event(self.options.envelope(self.options.formatter.chunk_object, []) | {"usage": self.generation_request.usage()})
+            self._write_event(self.options.fill(self.options.formatter.chunk_type, [], usage=self.generation_request.usage()))
         return self._drain() + comment + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
@@ -126,8 +133,8 @@ class ChunkWriter:
         if first is not None:
             beside = self.options.formatter.extra_fields()
             if self.options.continuous_usage_stats:
-                beside |= {"usage": self.generation_request.usage(generated=False)}
-            self._write_chunk(first | token_ids_of(self.generation_request, OutputDelta()), beside)
+                beside["usage"] = self.generation_request.usage(generated=False)
+            self._write_chunk(self._with_ids(first, []), **beside)
         self._opened.add(index)
 
     def _write_delta(self, index: int, delta: OutputDelta) -> None:
@@ -138,7 +145,7 @@ class ChunkWriter:
         ids = self.generation_request.output_options.return_token_ids and bool(delta.tokens)
         if delta.logprobs or plain is None or ids or (plain and self.options.continuous_usage_stats):
             for place, chunk in enumerate(self.options.formatter.chunks(index, delta)):
-                self._write_chunk(chunk | token_ids_of(self.generation_request, OutputDelta() if place else delta))
+                self._write_chunk(self._with_ids(chunk, [] if place else delta.tokens))
         elif plain:
             head, tail = self._frames.get(index) or self._build_frame(index)
             self._out += head
@@ -146,7 +153,7 @@ class ChunkWriter:
             self._out += tail
         # The choices have processed the whole batch, so only the last delta of a choice writes its finish.
         if delta.is_last:
-            self._write_chunk(self.options.formatter.last_chunk(index, choice) | token_ids_of(self.generation_request, OutputDelta()))
+            self._write_chunk(self._with_ids(self.options.formatter.last_chunk(index, choice), []))
 
     def _build_frame(self, index: int) -> tuple[bytes, bytes]:
         before, self._out = self._out, bytearray()
@@ -157,15 +164,20 @@ class ChunkWriter:
         self._frames[index] = head, tail
         return head, tail
 
-    def _write_chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
-        document = self.options.envelope(self.options.formatter.chunk_object, [choice]) | (beside or {})
-        if "usage" not in document and (self.options.include_usage or self.options.continuous_usage_stats):
-            document["usage"] = self.generation_request.usage() if self.options.continuous_usage_stats else None
-        self._write_event(document)
+    def _with_ids(self, choice: Chosen, tokens: list[int]) -> Chosen:
+        """Return a choice with vLLM's `token_ids`, if the request has `return_token_ids`."""
+        if self.generation_request.output_options.return_token_ids:
+            choice.token_ids = tokens
+        return choice
 
-    def _write_event(self, document: dict[str, Any]) -> None:
+    def _write_chunk(self, choice: ChunkChoice, **beside: Any) -> None:
+        if "usage" not in beside and (self.options.include_usage or self.options.continuous_usage_stats):
+            beside["usage"] = self.generation_request.usage() if self.options.continuous_usage_stats else None
+        self._write_event(self.options.fill(self.options.formatter.chunk_type, [choice], **beside))
+
+    def _write_event(self, event: Answer) -> None:
         self._out += b"data: "
-        self._out += msgspec.json.encode(document)
+        self._out += msgspec.json.encode(event)
         self._out += b"\n\n"
 
     def _drain(self) -> bytes:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
+from fairlead_worker.platform.processes import cpu_seconds, ended_cpu_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class GrammarChecker:
     async def compile(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> str:
         """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many of the tenant wait.
 
-        `report_cpu` gets the seconds that the process took for it, also for one that is refused.
+        `report_cpu` gets the CPU seconds of checking and compiling it, also for one that is refused and after the client has left.
         """
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.limits.max_grammar_bytes
         if size > most:
@@ -55,7 +55,8 @@ class GrammarChecker:
             raise invalid(f"{constraint.field}: {truncate(message)}", param=constraint.field)
         verdict = self._lookup(constraint) or await self._check_queued(constraint, tenant, report_cpu)
         if verdict.error:
-            raise invalid(f"{constraint.field}: {truncate(verdict.error)}", param=constraint.field, code="invalid_grammar")
+            field = verdict.field or constraint.field
+            raise invalid(f"{field}: {verdict.error}", param=field, code="invalid_grammar")
         return verdict.grammar
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class GrammarChecker:
         time."""
         for _ in range(2):
             process = await self._ensure_process()
-            began, is_final = time.monotonic(), False
+            before, is_final = ended_cpu_seconds() + cpu_seconds(process.pid), False
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             seconds = self._config.limits.grammar_timeout
             reason = "it needs too much memory or too deep nesting to compile"
@@ -124,8 +125,8 @@ class GrammarChecker:
                 is_final = True
             except ValueError:
                 reason, is_final = "its compiled form is too long", True
-            report_cpu(time.monotonic() - began)
             await self._kill_process(process)
+            report_cpu(min(ended_cpu_seconds() - before, seconds))  # it is among the ended ones now, as another child may be
             if is_final:
                 break
         return Verdict(error=reason)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.prompts.other_calls import custom_function
 from fairlead_common.truncate import quote
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import ChatRequest
@@ -31,6 +32,8 @@ class Function:
     strict: bool
     field: str
     """Path of the function in the request, for errors."""
+    is_custom: bool = False
+    """True for a custom tool, whose only argument is its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,17 @@ class ToolUse:
     """True if the answer may have one call at most."""
 
     @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(function.name for function in self.functions if function.is_custom)
+
+    @property
     def tools(self) -> Tools:
         return Tools({function.name: function.parameters for function in self.functions}, self.at_most_one)
+
+    @property
+    def _schema_fields(self) -> tuple[str, ...]:
+        return tuple(f"{function.field}.parameters" for function in self.functions)
 
     def build_constraint(self) -> Constraint | None:
         """Return the constraint of an answer that consists of calls only, or None if it may be something else."""
@@ -58,7 +70,7 @@ class ToolUse:
             function = self.functions[0]
             return Constraint("json", _to_json(_ANY_OBJECT | function.parameters), f"{function.field}.parameters")
         listed = [{"name": each.name, "schema": _ANY_OBJECT | each.parameters} for each in self.functions]
-        return Constraint("calls", _to_json({"tools": listed, "one": self.at_most_one}), "tools")
+        return Constraint("calls", _to_json({"tools": listed, "one": self.at_most_one}), "tools", fields=self._schema_fields)
 
     def build_strict_tags(self, calls: str) -> Constraint | None:
         """Return the constraint for optional calls of `strict` functions: their arguments follow the schema, in the tool format `calls`."""
@@ -72,7 +84,9 @@ class ToolUse:
             }
             for each in self.functions
         ]
-        return Constraint("structural_tag", _to_json({"structures": structures, "triggers": ["<tool_call>"]}), "tools")
+        return Constraint(
+            "structural_tag", _to_json({"structures": structures, "triggers": ["<tool_call>"]}), "tools", fields=self._schema_fields
+        )
 
 
 def parse_tool_use(request: ChatRequest) -> ToolUse:
@@ -94,9 +108,9 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
             return ToolUse(tuple(functions), at_most_one=at_most_one)
         case "required":
             return ToolUse(_require_some(functions), is_required=True, at_most_one=at_most_one)
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function" | "custom" as kind} if isinstance(name := _chosen_name(choice, kind), str):
             return ToolUse(
-                (_find_function(by_name, name, "tool_choice.function.name"),), is_required=True, required_function=name, at_most_one=True
+                (_find_function(by_name, name, f"tool_choice.{kind}.name"),), is_required=True, required_function=name, at_most_one=True
             )
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
             chosen = _parse_allowed_tools(by_name, listed)
@@ -105,12 +119,15 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
 
 
 def _parse_function(tool: dict[str, Any], field: str) -> Function:
-    if tool.get("type", "function") != "function":
-        raise invalid(f"{field}.type: {tool['type']!r:.40} is not supported; only function is", param=f"{field}.type")
-    function = tool.get("function")
+    kind = tool.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise invalid(f"{field}.type: {quote(kind)} is not supported; only function and custom are", param=f"{field}.type")
+    where = f"{field}.{kind}"
+    function = tool.get(kind)
     if not isinstance(function, dict):
-        raise invalid(f'{field}.function: must be an object, as in {{"name": "now", "parameters": {{…}}}}', param=f"{field}.function")
-    where = f"{field}.function"
+        raise invalid(f'{where}: must be an object, as in {{"name": "now", "parameters": {{…}}}}', param=where)
+    if kind == "custom":
+        function = custom_function(function)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(f"{where}.name: must be 1 to 128 letters, digits, '_', '-', '.' or ':'", param=f"{where}.name")
@@ -123,7 +140,11 @@ def _parse_function(tool: dict[str, Any], field: str) -> Function:
         raise invalid(f"{where}.description: must be a string", param=f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):
         raise invalid(f"{where}.strict: must be true or false", param=f"{where}.strict")
-    return Function(name, parameters or _NO_PARAMETERS, bool(function.get("strict")), where)
+    return Function(name, parameters or _NO_PARAMETERS, bool(function.get("strict")), where, is_custom=kind == "custom")
+
+
+def _chosen_name(choice: Any, kind: str) -> Any:
+    return choice[kind].get("name") if isinstance(choice.get(kind), dict) else None
 
 
 def _require_some(functions: "list[Function] | tuple[Function, ...]") -> tuple[Function, ...]:
@@ -134,7 +155,7 @@ def _require_some(functions: "list[Function] | tuple[Function, ...]") -> tuple[F
 
 def _find_function(by_name: dict[str, Function], name: str, field: str) -> Function:
     if name not in by_name:
-        raise invalid(f"{field}: {name!r:.80} is none of the request's tools", param=field)
+        raise invalid(f"{field}: {quote(name)} is none of the request's tools", param=field)
     return by_name[name]
 
 
@@ -143,8 +164,8 @@ def _parse_allowed_tools(by_name: dict[str, Function], listed: list[Any]) -> tup
     for at, each in enumerate(listed):
         field = f"tool_choice.allowed_tools.tools[{at}]"
         match each:
-            case {"type": "function", "function": {"name": str(name)}}:
-                chosen[name] = _find_function(by_name, name, f"{field}.function.name")
+            case {"type": "function" | "custom" as kind} if isinstance(name := _chosen_name(each, kind), str):
+                chosen[name] = _find_function(by_name, name, f"{field}.{kind}.name")
             case _:
                 raise invalid(f"{field}: must be {{type: function, function: {{name}}}}", param=field)
     return tuple(chosen.values())

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols.paths import POOLING
+from fairlead_worker.api.answers.pooling import Embedding, EmbeddingList, PooledData, PooledList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, PooledTexts, TextOrTokens, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
@@ -37,10 +38,13 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     result = await compute_embeddings(worker, context, request, inputs)
 
     def document() -> bytes:
+        vectors = [_encode_vector(truncate_vector(vector, dimensions), request.encoding_format) for vector in result.vectors]
         if context.path == POOLING:
-            return msgspec.json.encode(_pooling_document(context.request_id, result, dimensions, request.encoding_format))
-        data = [_entry(index, truncate_vector(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
-        return msgspec.json.encode({"object": "list", "data": data, "model": result.model, "usage": result.usage()})
+            pooled = [PooledData(index=index, data=vector) for index, vector in enumerate(vectors)]
+            id, now = f"pool-{context.request_id}", int(time.time())
+            return msgspec.json.encode(PooledList(id=id, created=now, model=result.model, data=pooled, usage=result.usage()))
+        data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
+        return msgspec.json.encode(EmbeddingList(data, result.model, result.usage()))
 
     large = sum(map(len, result.vectors)) > INLINE_VALUES
     await context.respond(200, await asyncio.to_thread(document) if large else document(), result.headers())
@@ -106,18 +110,9 @@ def _check_dimensions(pooling: Pooling, wanted: int | None) -> int | None:
     return wanted
 
 
-def _pooling_document(id: str, result: PooledTexts, dimensions: int | None, encoding: str | None) -> dict[str, Any]:
-    """Return the vectors in the form of vLLM's `/pooling`."""
-    vectors = [_entry(index, truncate_vector(vector, dimensions), encoding) for index, vector in enumerate(result.vectors)]
-    data = [{"index": each["index"], "object": "pooling", "data": each["embedding"]} for each in vectors]
-    head = {"id": f"pool-{id}", "object": "list", "created": int(time.time()), "model": result.model}
-    return head | {"data": data, "usage": result.usage()}
-
-
-def _entry(index: int, vector: "array[float]", encoding: str | None) -> dict[str, Any]:
-    shown: Any = vector.tolist()
-    if encoding == "base64":
-        if sys.byteorder == "big":
-            vector.byteswap()
-        shown = b64encode(vector.tobytes()).decode()
-    return {"object": "embedding", "index": index, "embedding": shown}
+def _encode_vector(vector: "array[float]", encoding: str | None) -> list[float] | str:
+    if encoding != "base64":
+        return vector.tolist()
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return b64encode(vector.tobytes()).decode()

@@ -5,22 +5,23 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
 from fairlead_common.telemetry.spans import Span
-from fairlead_worker.api.engine.client import Submission
+from fairlead_worker.api.answers.completions import PromptTokensDetails
+from fairlead_worker.api.answers.pooling import PromptUsage
+from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.engine.spans import EngineSpans
-from fairlead_worker.api.errors import ApiError, failed, invalid, too_long, withdrawn
+from fairlead_worker.api.errors import ApiError, failed, invalid, too_long
 from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import WITHDRAWN, Output, Pooling, Sampling, Timing
+from fairlead_worker.ipc.messages import Output, Pooling, Sampling, Submit, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ class PooledTexts:
     """Each of unit length."""
     cached_tokens: int = 0
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> PromptUsage:
         tokens = sum(map(len, self.texts))
-        return {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
+        return PromptUsage(tokens, tokens, PromptTokensDetails(self.cached_tokens))
 
     def headers(self) -> dict[str, str]:
         """Return the headers that the router reads."""
@@ -70,21 +71,16 @@ async def compute_embeddings(
     if len(texts) > MAX_TEXTS:
         name = texts[-1][0].partition("[")[0]
         raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
-    origin = read_origin(context, request.cache_salt)
+    origin = read_origin(context, request.cache_salt, request.priority, request.user)
     size = sum(len(text) for _, text in texts)
     tokens = await worker.encode(lambda: [_tokens(worker, request, name, text, origin.salt) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
         root = worker.root_of(adapter.digest if adapter else "", origin.salt)
-        priority = (request.priority or 0) if origin.priority is None else origin.priority
-        tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
-        due_at, attempt = origin.due_at, origin.attempt
-        submissions = [
-            Submission(each, sampling, root, priority, tenant, number, pooling=kind, due_at=due_at, attempt=attempt) for each in tokens
-        ]
+        submits = [Submit("", each.tobytes(), sampling, root, origin.priority, origin.tenant, number, pooling=kind) for each in tokens]
         run = PoolingRun(worker, PooledTexts(model, tokens), context.span)
         try:
-            await context.while_connected(run.execute(submissions))
+            await context.while_connected(run.execute(submits))
         except ClientGone:
             run.record_disconnect()
             raise
@@ -127,11 +123,11 @@ class PoolingRun:
     finish: str = "error"
     timings: list[Timing] = field(default_factory=list)
 
-    async def execute(self, submissions: Sequence[Submission]) -> None:
-        self.worker.check_queue_limit(len(submissions), submissions[0].tenant)
-        vectors: list[array[float]] = [array("f")] * len(submissions)
+    async def execute(self, submits: Sequence[Submit]) -> None:
+        self.worker.check_queue_limit(len(submits), submits[0].tenant)
+        vectors: list[array[float]] = [array("f")] * len(submits)
         spans = EngineSpans(self.span, self.start_time)
-        async with self.worker.engine.generate(submissions, spans.count) as generation:
+        async with Generation(self.worker.engine, submits, spans.count) as generation:
             async for batch in generation.outputs():
                 for index, output in batch:
                     spans.record(index, output, time.monotonic())
@@ -140,9 +136,6 @@ class PoolingRun:
 
     def _take(self, index: int, output: Output) -> "array[float]":
         metrics = self.worker.metrics
-        if output.error == WITHDRAWN:
-            self.record_disconnect()
-            raise withdrawn()
         metrics.count_finished(output.finish or "error")
         if not output.embedding:
             raise failed(f"the engine could not process a text: {output.error or output.finish}")

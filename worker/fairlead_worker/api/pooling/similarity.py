@@ -5,6 +5,9 @@ import time
 from array import array
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
+from fairlead_worker.api.answers.pooling import RankedDocument, RankedText, Ranking, Score, ScoreList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute_embeddings
@@ -26,9 +29,10 @@ async def score(worker: Worker, context: RequestContext) -> None:
     result = await compute_embeddings(worker, context, request, first + second)
     left, right = result.vectors[: len(first)], result.vectors[len(first) :]
     scores = await _compute_cosines(left, right)
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    document = {"id": f"score-{context.request_id}", "object": "list", "created": int(time.time()), "model": result.model, "data": data}
-    await context.respond_json(document | {"usage": result.usage()}, result.headers())
+    data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+    id, now = f"score-{context.request_id}", int(time.time())
+    answer = ScoreList(id=id, created=now, model=result.model, data=data, usage=result.usage())
+    await context.respond_json(answer, result.headers())
 
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
@@ -45,12 +49,9 @@ async def rerank(worker: Worker, context: RequestContext) -> None:
     scores = await _compute_cosines([query], others)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     results = [
-        {"index": index, "relevance_score": scores[index]}
-        | ({} if request.return_documents is False else {"document": {"text": texts[index]}})
-        for index in best
+        RankedDocument(index, scores[index], UNSET if request.return_documents is False else RankedText(texts[index])) for index in best
     ]
-    document = {"id": f"rerank-{context.request_id}", "model": result.model, "results": results, "usage": result.usage()}
-    await context.respond_json(document, result.headers())
+    await context.respond_json(Ranking(f"rerank-{context.request_id}", result.model, results, result.usage()), result.headers())
 
 
 def compute_cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:

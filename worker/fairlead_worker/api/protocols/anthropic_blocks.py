@@ -5,12 +5,21 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from fairlead_worker.api.answers.messages import (
+    BlockDelta,
+    BlockDeltaEvent,
+    BlockEvent,
+    BlockStartEvent,
+    BlockStopEvent,
+    ContentBlock,
+    InputJsonDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text
-
-Json = dict[str, Any]
-_CONTENT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "input"}
-"""Payload key by block type."""
-_DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}
 
 
 class MessageBlocks:
@@ -18,59 +27,63 @@ class MessageBlocks:
 
     def __init__(self, hide_thinking: bool = False) -> None:
         """`hide_thinking`: thinking blocks exist but are empty."""
-        self.blocks: list[Json] = []
+        self.blocks: list[ContentBlock] = []
         self._hide_thinking = hide_thinking
-        self._open: Json | None = None
+        self._is_open = False
         self._text: list[str] = []
         """Text of the open block so far."""
 
-    def add(self, events: Iterable[Event]) -> Iterator[Json]:
+    def add(self, events: Iterable[Event]) -> Iterator[BlockEvent]:
         for event in events:
             match event:
                 case Text(text):
-                    yield from self._open_block("text", {"text": ""})
-                    yield self._delta(text)
+                    yield from self._open(TextBlock)
+                    yield self._delta(TextDelta(text), text)
                 case Reasoning(text):
-                    # Only the service that signs thinking can verify a signature. This worker sends an empty one and requires none.
-                    yield from self._open_block("thinking", {"thinking": "", "signature": ""})
+                    yield from self._open(ThinkingBlock)
                     if not self._hide_thinking:
-                        yield self._delta(text)
+                        yield self._delta(ThinkingDelta(text), text)
                 case CallStart(_, id, name):
                     yield from self._close()
-                    yield self._begin({"type": "tool_use", "id": id, "name": name, "input": {}})
+                    yield self._begin(ToolUseBlock(id, name, {}))
                 case CallArguments(_, text):
-                    yield self._delta(text)
+                    yield self._delta(InputJsonDelta(text), text)
 
-    def finish(self) -> Iterator[Json]:
+    def finish(self) -> Iterator[BlockEvent]:
         """Close the open block. An empty answer becomes an empty text block."""
         if not self.blocks:
-            yield from self._open_block("text", {"text": ""})
+            yield from self._open(TextBlock)
         yield from self._close()
 
-    def _open_block(self, kind: str, empty: Json) -> Iterator[Json]:
+    def _open(self, kind: type[TextBlock | ThinkingBlock]) -> Iterator[BlockEvent]:
         """Open a block of this kind, unless one is open."""
-        if self._open is None or self._open["type"] != kind:
+        if not (self._is_open and isinstance(self.blocks[-1], kind)):
             yield from self._close()
-            yield self._begin({"type": kind, **empty})
+            yield self._begin(kind())
 
-    def _begin(self, block: Json) -> Json:
-        self._open, self._text = block, []
+    def _begin(self, block: ContentBlock) -> BlockEvent:
+        self._is_open, self._text = True, []
         self.blocks.append(block)
-        return {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+        return BlockStartEvent(len(self.blocks) - 1, block)
 
-    def _delta(self, text: str) -> Json:
-        assert self._open is not None
+    def _delta(self, delta: BlockDelta, text: str) -> BlockEvent:
         self._text.append(text)
-        kind, name = _DELTAS[self._open["type"]]
-        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, name: text}}
+        return BlockDeltaEvent(len(self.blocks) - 1, delta)
 
-    def _close(self) -> Iterator[Json]:
-        if (block := self._open) is None:
+    def _close(self) -> Iterator[BlockEvent]:
+        """Replace the open block by the whole one: the event of its start keeps the empty one."""
+        if not self._is_open:
             return
         text = "".join(self._text)
-        block[_CONTENT_KEYS[block["type"]]] = _arguments(text) if block["type"] == "tool_use" else text
-        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
-        self._open = None
+        match self.blocks[-1]:
+            case TextBlock():
+                self.blocks[-1] = TextBlock(text)
+            case ThinkingBlock():
+                self.blocks[-1] = ThinkingBlock(text)
+            case ToolUseBlock(id=id, name=name):
+                self.blocks[-1] = ToolUseBlock(id, name, _arguments(text))
+        yield BlockStopEvent(len(self.blocks) - 1)
+        self._is_open = False
 
 
 def _arguments(text: str) -> Any:

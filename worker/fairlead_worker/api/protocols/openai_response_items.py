@@ -1,115 +1,125 @@
 """The output items of a response and their stream events. Whole responses are built from the same items."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
+import msgspec
+
+from fairlead_common.protocols.conversion import OfferedTool
+from fairlead_worker.api.answers.completions import TokenLogprob
+from fairlead_worker.api.answers.responses import (
+    ContentPartEvent,
+    ItemEvent,
+    MessageItem,
+    OutputItem,
+    OutputItemEvent,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    TextDeltaEvent,
+    TextDoneEvent,
+)
+from fairlead_worker.api.protocols.call_items import CallItem, complete_call
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text
 
-Json = dict[str, Any]
 Status = Literal["completed", "incomplete"]
 
 
 class ResponseItems:
     """Builds output items. `add` events of an answer, then `finish`; both yield the stream's events without sequence numbers."""
 
-    def __init__(self, id: str) -> None:
-        """`id`: the request id, from which the item ids are made."""
-        self.items: list[Json] = []
+    def __init__(self, id: str, tools: Mapping[str, OfferedTool]) -> None:
+        """`id`: the request id, from which the item ids are made. `tools`: those that are no plain function in the API."""
+        self.items: list[OutputItem] = []
+        """The last one is replaced when it is complete, so that the event of its start keeps the empty one."""
         self._id = id
-        self._open: Json | None = None
+        self._tools = tools
+        self._call: CallItem | None = None
+        """The last item if it is a call."""
+        self._is_open = False
         self._text: list[str] = []
         """Text of the open item so far."""
-        self._logprobs: list[Json] = []
+        self._logprobs: list[TokenLogprob] = []
         """Log-probabilities of the open item's tokens so far."""
-        self._pending_logprobs: list[Json] = []
+        self._pending_logprobs: list[TokenLogprob] = []
 
-    def add(self, events: Iterable[Event], logprobs: list[Json]) -> Iterator[Json]:
+    def add(self, events: Iterable[Event], logprobs: list[TokenLogprob]) -> Iterator[ItemEvent]:
         """Yield the stream's events. `logprobs`: of the tokens of `events`. Text shows them, also those of earlier tokens without text."""
         self._pending_logprobs += logprobs
         for event in events:
             match event:
                 case Text(text):
-                    yield from self._open_item("message")
+                    if not (self._is_open and isinstance(self.items[-1], MessageItem)):
+                        yield from self._open_message()
                     shown, self._pending_logprobs = self._pending_logprobs, []
                     self._logprobs += shown
-                    yield self._delta("response.output_text.delta", text, logprobs=shown)
+                    self._text.append(text)
+                    yield TextDeltaEvent("response.output_text.delta", self.items[-1].id, self._place, 0, text, shown)
                 case Reasoning(text):
                     self._pending_logprobs = []
-                    yield from self._open_item("reasoning")
-                    yield self._delta("response.reasoning_text.delta", text)
+                    if not (self._is_open and isinstance(self.items[-1], ReasoningItem)):
+                        yield from self._close("completed")
+                        yield self._begin(ReasoningItem(id=self._new_id("rs")))
+                        yield self._part_added(ReasoningText(""))
+                    self._text.append(text)
+                    yield TextDeltaEvent("response.reasoning_text.delta", self.items[-1].id, self._place, 0, text)
                 case CallStart(_, id, name):
                     yield from self._close("completed")
-                    yield self._begin({"type": "function_call", "id": self._new_id("fc"), "call_id": id, "name": name, "arguments": ""})
+                    self._call = CallItem(name, self._tools.get(name), len(self.items))
+                    yield self._begin(self._call.begin(f"{self._id}_{len(self.items)}", id))
                 case CallArguments(_, text):
                     self._pending_logprobs = []
-                    yield self._delta("response.function_call_arguments.delta", text, content_index=None)
+                    assert self._call is not None
+                    self._text.append(text)
+                    yield from self._call.add(text)
 
-    def finish(self, status: Status) -> Iterator[Json]:
+    def finish(self, status: Status) -> Iterator[ItemEvent]:
         """Close the open item with the answer's status. An empty answer becomes an empty message."""
         if not self.items:
-            yield from self._open_item("message")
+            yield from self._open_message()
         yield from self._close(status)
 
-    def _open_item(self, kind: str) -> Iterator[Json]:
-        """Open an item of this kind, unless one is open."""
-        if self._open is not None and self._open["type"] == kind:
-            return
+    def _open_message(self) -> Iterator[ItemEvent]:
         yield from self._close("completed")
-        if kind == "message":
-            yield self._begin({"type": kind, "id": self._new_id("msg"), "role": "assistant", "content": []})
-            yield self._part("added", _output_text("", []))
-        else:
-            yield self._begin({"type": kind, "id": self._new_id("rs"), "summary": [], "content": []})
-            yield self._part("added", {"type": "reasoning_text", "text": ""})
+        yield self._begin(MessageItem(id=self._new_id("msg")))
+        yield self._part_added(OutputText(""))
 
-    def _begin(self, item: Json) -> Json:
-        self._open = item | {"status": "in_progress"}
-        self._text, self._logprobs = [], []
-        self.items.append(self._open)
-        return {"type": "response.output_item.added", "output_index": self._output_index, "item": dict(self._open)}
+    def _begin(self, item: OutputItem) -> ItemEvent:
+        self._is_open, self._text, self._logprobs = True, [], []
+        self.items.append(item)
+        return OutputItemEvent("response.output_item.added", self._place, item)
 
-    def _close(self, status: Status) -> Iterator[Json]:
-        item, text = self._open, "".join(self._text)
-        if item is None:
+    def _close(self, status: Status) -> Iterator[ItemEvent]:
+        if not self._is_open:
             return
-        match item["type"]:
-            case "message":
-                part = _output_text(text, self._logprobs)
-                yield self._item_event("response.output_text.done", text=text, logprobs=self._logprobs)
-                yield self._part("done", part)
-                item["content"] = [part]
-            case "reasoning":
-                part = {"type": "reasoning_text", "text": text}
-                yield self._item_event("response.reasoning_text.done", text=text)
-                yield self._part("done", part)
-                item["content"] = [part]
+        item, text, place = self.items[-1], "".join(self._text), self._place
+        match item:
+            case MessageItem():
+                said = OutputText(text, logprobs=self._logprobs)
+                yield TextDoneEvent("response.output_text.done", item.id, place, 0, text, self._logprobs)
+                yield ContentPartEvent("response.content_part.done", item.id, place, 0, said)
+                item = msgspec.structs.replace(item, content=[said], status=status)
+            case ReasoningItem():
+                thought = ReasoningText(text)
+                yield TextDoneEvent("response.reasoning_text.done", item.id, place, 0, text)
+                yield ContentPartEvent("response.content_part.done", item.id, place, 0, thought)
+                item = msgspec.structs.replace(item, content=[thought], status=status)
             case _:
-                yield self._item_event("response.function_call_arguments.done", content_index=None, name=item["name"], arguments=text)
-                item["arguments"] = text
-        item["status"] = status
-        yield {"type": "response.output_item.done", "output_index": self._output_index, "item": dict(item)}
-        self._open = None
+                assert self._call is not None
+                yield from self._call.finish(text)
+                item = complete_call(item, text)
+                item.status = status
+        self.items[-1] = item
+        yield OutputItemEvent("response.output_item.done", place, item)
+        self._is_open = False
 
-    def _delta(self, kind: str, text: str, **more: Any) -> Json:
-        self._text.append(text)
-        return self._item_event(kind, delta=text, **more)
-
-    def _part(self, what: str, part: Json) -> Json:
-        return self._item_event(f"response.content_part.{what}", part=part)
-
-    def _item_event(self, kind: str, content_index: int | None = 0, **more: Any) -> Json:
-        """Return an event of the open item, and of its only content part if it has one."""
-        assert self._open is not None
-        place = {} if content_index is None else {"content_index": content_index}
-        return {"type": kind, "item_id": self._open["id"], "output_index": self._output_index, **place, **more}
+    def _part_added(self, part: OutputText | ReasoningText) -> ItemEvent:
+        return ContentPartEvent("response.content_part.added", self.items[-1].id, self._place, 0, part)
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}_{self._id}_{len(self.items)}"
 
     @property
-    def _output_index(self) -> int:
+    def _place(self) -> int:
+        """The `output_index` of the last item."""
         return len(self.items) - 1
-
-
-def _output_text(text: str, logprobs: list[Json]) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

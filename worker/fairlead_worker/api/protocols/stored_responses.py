@@ -7,10 +7,10 @@ import msgspec
 from fairlead_common.protocols.paths import RESPONSES
 from fairlead_common.protocols.responses import ResponsesBody
 from fairlead_common.response_keys import HEADER, ID, ResponseKeys, derive_keys, new_id, parse
+from fairlead_worker.api.answers.responses import DeletedResponse, InputItemList, Response
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.response_store import ResponseStore, StoredResponse
-from fairlead_worker.api.router_headers import TENANT
 from fairlead_worker.api.worker import Worker
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ def response_keys(worker: Worker, context: RequestContext, body: ResponsesBody) 
 async def read_conversation(worker: Worker, keys: ResponseKeys | None, body: ResponsesBody) -> ResponsesBody:
     """Return the body with the whole conversation as its input. Instructions of earlier responses are not carried over, as in OpenAI's API.
 
-    Raise ApiError 404 for an unknown `previous_response_id`. Without a store the body is unchanged, and `chat_body` refuses the field.
+    Raise ApiError 404 for an unknown `previous_response_id`. Without a store the body is unchanged, and the conversion refuses the field.
     """
     previous, store = body.previous_response_id, worker.response_store
     if previous is None or store is None or keys is None:
@@ -42,10 +42,10 @@ async def read_conversation(worker: Worker, keys: ResponseKeys | None, body: Res
     return msgspec.structs.replace(body, input=items, previous_response_id=None)
 
 
-async def save_response(worker: Worker, keys: ResponseKeys, conversation: ResponsesBody, response: Json) -> bool:
+async def save_response(worker: Worker, keys: ResponseKeys, conversation: ResponsesBody, response: Response) -> bool:
     """Store a response with the conversation before it. Return whether it is stored."""
     assert worker.response_store is not None, "there are keys only with a store"
-    return await worker.response_store.save(keys, StoredResponse(response, _input_items(conversation)))
+    return await worker.response_store.save(keys, StoredResponse(msgspec.to_builtins(response), _input_items(conversation)))
 
 
 async def get_response(worker: Worker, context: RequestContext) -> None:
@@ -57,7 +57,7 @@ async def delete_response(worker: Worker, context: RequestContext) -> None:
     """`DELETE /v1/responses/ID`."""
     store = _store(worker)
     await store.delete(_id(context), _keys(store, context, _id(context)))
-    await context.respond_json({"id": _id(context), "object": "response", "deleted": True})
+    await context.respond_json(DeletedResponse(_id(context)))
 
 
 async def list_input_items(worker: Worker, context: RequestContext) -> None:
@@ -65,7 +65,7 @@ async def list_input_items(worker: Worker, context: RequestContext) -> None:
     stored = await _load(worker, context)
     data = [_described(item, f"msg_{number}") for number, item in enumerate(stored.input)][::-1]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    await context.respond_json({"object": "list", "data": data, "has_more": False, "first_id": first, "last_id": last})
+    await context.respond_json(InputItemList(data=data, first_id=first, last_id=last))
 
 
 async def cancel_response(worker: Worker, context: RequestContext) -> None:
@@ -115,7 +115,7 @@ def _keys(store: ResponseStore, context: RequestContext, *ids: str) -> ResponseK
         return derive_keys(bytes.fromhex(context.key_digest), "", *ids)
     given = context.headers.get(HEADER)
     if given is None:
-        return derive_keys(store.own_secret, context.headers.get(TENANT, b"").decode("latin-1"), *ids)
+        return derive_keys(store.own_secret, context.tenant, *ids)
     try:
         return parse(given)
     except ValueError as error:

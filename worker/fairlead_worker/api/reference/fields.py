@@ -12,8 +12,8 @@ REFUSED = {
 }
 """Fields with some unsupported values that get a 400. Fields that are wholly unsupported are in `unsupported_fields.py`."""
 _MODEL = "a served name or the name of a LoRA adapter; default: the first served name"
-_PRIORITY = "lower values run first with `--scheduling-policy sjf` (default); other policies ignore it"
-_USER = "at most 256 characters; the unit of fair sharing with `--scheduling-policy sjf` (default) and `fair`; other policies ignore it"
+_PRIORITY = "lower values run first"
+_USER = "at most 256 characters; one user cannot hold the whole batch while others wait"
 _TEMPLATE = "replaces the model's template; needs `--trust-request-chat-template`, else 400"
 _TEMPLATE_VARIABLES = "variables for the chat template; `chat_template` is not one of them"
 NOTES = {
@@ -55,8 +55,8 @@ NOTES = {
     "include_reasoning": "false: reasoning is generated and counted but not returned, as in vLLM",
     "parallel_tool_calls": "false: the answer ends after its first call",
     "reasoning_effort": "a variable of the chat template; `none` also sets `enable_thinking` and `thinking` to false",
-    "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`",
-    "tools": "functions, at most 512",
+    "tool_choice": "`none`, `auto`, `required`, a function, a custom tool, or `allowed_tools`",
+    "tools": "functions and custom tools, at most 512; the model reads the grammar of a custom tool, but need not follow it",
     "thinking_token_budget": "most reasoning tokens, those at the end of the prompt included; then the end marker is forced. 0: no "
     "reasoning; -1: no bound. 400 for a model without reasoning, and for gpt-oss",
     "truncate_prompt_tokens": "keeps this many tokens of the prompt; -1: as many as leave room for `max_tokens`; 0 is refused",

@@ -5,11 +5,14 @@ Handlers take them as they are: the chat template and the code that converts an 
 
 from typing import Any, Literal
 
-from fairlead_worker.api.routes.answers.base import Answer, Json
-from fairlead_worker.api.routes.answers.completions import ToolCall
+import msgspec
+
+from fairlead_worker.api.answers.completions import ToolCall
+
+Json = dict[str, Any]
 
 
-class ChatMessage(Answer):
+class ChatMessage(msgspec.Struct):
     """A message of a chat. Templates can read further fields."""
 
     role: str
@@ -22,7 +25,7 @@ class ChatMessage(Answer):
     """The call that a message of role `tool` answers."""
 
 
-class ChatFunction(Answer):
+class ChatFunction(msgspec.Struct):
     """A function that the model can call."""
 
     name: str
@@ -31,14 +34,14 @@ class ChatFunction(Answer):
     """A JSON schema of the arguments."""
 
 
-class ChatTool(Answer):
+class ChatTool(msgspec.Struct):
     """A tool of a chat."""
 
     type: Literal["function"]
     function: ChatFunction
 
 
-class InputMessage(Answer):
+class InputMessage(msgspec.Struct):
     """A message for Anthropic's API."""
 
     role: Literal["user", "assistant", "system"]
@@ -46,16 +49,16 @@ class InputMessage(Answer):
     """A text, or blocks."""
 
 
-class InputTool(Answer):
+class InputTool(msgspec.Struct):
     """A tool for Anthropic's API."""
 
     name: str
-    description: str | None = None
     input_schema: Json
     """A JSON schema of the arguments."""
+    description: str | None = None
 
 
-ITEMS: dict[tuple[str, str], type[Answer]] = {
+ITEMS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("ChatRequest", "messages"): ChatMessage,
     ("ChatRequest", "tools"): ChatTool,
     ("TokenizeRequest", "messages"): ChatMessage,

@@ -1,12 +1,17 @@
 """`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the notes of `fields.py`."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, get_args
 
 import msgspec
 from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 
+from fairlead_common.protocols.answer import Answer
 from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_common.protocols.paths import RESPONSES
@@ -33,17 +38,52 @@ def build_document(apis: Mapping[str, Iterable[Operation]], version: str = "") -
         routes=[route for tag, group in apis.items() for route in build_router(tag, group, head=False).routes],
         tags=[{"name": tag} for tag in apis],
     )
-    document["components"]["schemas"] |= _list_answer_schemas(operations) | _list_body_schemas(operations)
+    document["components"] = {"schemas": _list_answer_schemas(operations) | _list_body_schemas(operations)}
     return document
 
 
 def _list_answer_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the schemas of stream events, errors and objects within bodies, which FastAPI does not know."""
-    events = [model for each in operations for model in (each.stream, each.error) if model is not None]
-    models = dict.fromkeys((*events, *ITEMS.values()))
-    _, found = models_json_schema([(model, "serialization") for model in models], ref_template=REFERENCE.format(name="{model}"))
-    schemas: dict[str, Any] = found["$defs"]
-    return schemas
+    """Return the schemas of answers, stream events, errors and objects within bodies."""
+    kinds = [part for each in operations for kind in (each.answer, each.stream, each.error) for part in get_args(kind) or (kind,) if part]
+    _, schemas = msgspec.json.schema_components({*kinds, *ITEMS.values()}, ref_template=REFERENCE)
+    for kind in _list_structs(msgspec.Struct):
+        if (schema := schemas.get(kind.__name__)) is not None and (issubclass(kind, Answer) or kind in ITEMS.values()):
+            _describe_struct(schema, kind)
+    return dict(sorted(schemas.items()))
+
+
+def _list_structs(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _list_structs(kind)
+
+
+def _describe_struct(schema: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Add the strings below the fields, in place. In an answer, every field is there unless its default is UNSET."""
+    notes = _read_field_notes(kind.__module__).get(kind.__name__, {})
+    for name, node in schema["properties"].items():
+        node.pop("default", None)
+        if len(values := node.get("enum", ())) == 1:
+            del node["enum"]
+            node |= _allow_only(values[0])
+        if name in notes:
+            node["description"] = notes[name]
+    if issubclass(kind, Answer):
+        absent = {field.encode_name for field in msgspec.structs.fields(kind) if field.default is msgspec.UNSET}
+        schema["required"] = [name for name in schema["properties"] if name not in absent]
+
+
+@lru_cache
+def _read_field_notes(module: str) -> dict[str, dict[str, str]]:
+    """Return the string below each field of each class of a module."""
+    classes = [node for node in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(node, ast.ClassDef)]
+    found: dict[str, dict[str, str]] = {}
+    for each in classes:
+        for field, note in pairwise(each.body):
+            match field, note:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found.setdefault(each.name, {})[name] = inspect.cleandoc(text)
+    return found
 
 
 def _list_body_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -78,14 +118,14 @@ def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
 
 def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: dict[str, Any]) -> None:
     """Add the notes of another API's fields. A field that the chat's rules check gets the chat's schema."""
-    module = PROTOCOL_BODIES[path][1]
+    _, refused, allowed = PROTOCOL_BODIES[path]
     for name, node in properties.items():
         if name in SHARED_FIELDS or (name == "stop" and path == RESPONSES):
             node.update(chat_properties[name])
-        elif name in module.REFUSED:
-            _restrict(node, _NOTHING, module.REFUSED[name])
-        elif name in module.ALLOWED:
-            _restrict(node, [None, *module.ALLOWED[name]], "other values are not supported")
+        elif name in refused:
+            _restrict(node, _NOTHING, refused[name])
+        elif name in allowed:
+            _restrict(node, [None, *allowed[name]], "other values are not supported")
         if name in PROTOCOL_NOTES[path]:
             node["description"] = PROTOCOL_NOTES[path][name]
 

@@ -1,7 +1,7 @@
 """Operations of the admin port, for operators, routers and other workers."""
 
-from fairlead_worker.api.admin import introspection, lora, schedule, state, withdraw
-from fairlead_worker.api.routes.answers.worker import DroppedPages, Load, ServerInfo, TokenizerInfo, Withdrawal
+from fairlead_worker.api.admin import introspection, lora, schedule, state
+from fairlead_worker.api.answers.worker import DroppedPages, Load, ServerInfo, TokenizerInfo
 from fairlead_worker.api.routes.operation import TEXT, Operation
 from fairlead_worker.api.schema import LoadLoraRequest, UnloadLoraRequest
 
@@ -19,12 +19,6 @@ OPERATIONS = (
         media_type=TEXT,
         body=UnloadLoraRequest,
         statuses=_LORA_STATUSES,
-    ),
-    Operation(
-        *("POST", "/internal/withdraw/{attempt}", "withdraw", "Take back a request that has not started", withdraw.withdraw),
-        answer=Withdrawal,
-        status=202,
-        statuses=(404,),
     ),
     Operation("GET", "/load", "get_load", "Return the worker's load", state.load, answer=Load),
     Operation("GET", "/internal/prompt-format", "get_prompt_format", "Return how prompts become tokens", state.prompt_format),

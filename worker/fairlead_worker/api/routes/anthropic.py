@@ -1,10 +1,10 @@
 """Anthropic's Messages API."""
 
+from fairlead_common.protocols.errors import MessagesError
 from fairlead_common.protocols.messages import MessagesBody
 from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES
+from fairlead_worker.api.answers.messages import Message, MessageStreamEvent, MessageTokens
 from fairlead_worker.api.protocols import anthropic_messages
-from fairlead_worker.api.routes.answers.base import MessagesError
-from fairlead_worker.api.routes.answers.messages import Message, MessageStreamEvent, MessageTokens
 from fairlead_worker.api.routes.operation import Operation
 
 TAG = "Anthropic"

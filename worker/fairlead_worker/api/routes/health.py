@@ -1,7 +1,7 @@
 """Operations that every port has. `/health` differs: the kubelet probes the admin port, also of pods that earlier releases rendered."""
 
 from fairlead_worker.api.admin import health, state
-from fairlead_worker.api.routes.answers.worker import Health, Readiness, Version
+from fairlead_worker.api.answers.worker import Health, Readiness, Version
 from fairlead_worker.api.routes.operation import Operation
 
 TAG = "Health"

@@ -1,15 +1,15 @@
 """OpenAI's APIs: completions, chat completions, responses, models. SageMaker's path takes the body of any API."""
 
+from fairlead_common.protocols.model_list import AnthropicModel, AnthropicModelList, Model, ModelList
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, INVOCATIONS, RESPONSES
 from fairlead_common.protocols.responses import ResponsesBody
 from fairlead_worker.api.admin import state
+from fairlead_worker.api.answers.completions import ChatCompletion, ChatCompletionChunk, Completion
+from fairlead_worker.api.answers.responses import DeletedResponse, InputItemList, Response, ResponseStreamEvent
 from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.pooling.similarity import SIDES
 from fairlead_worker.api.protocols import invocations, openai_responses, stored_responses
-from fairlead_worker.api.routes.answers.completions import ChatCompletion, ChatCompletionChunk, Completion
-from fairlead_worker.api.routes.answers.models import AnyModel, AnyModelList
-from fairlead_worker.api.routes.answers.responses import DeletedResponse, InputItemList, Response, ResponseStreamEvent
 from fairlead_worker.api.routes.operation import Operation
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 
@@ -72,10 +72,10 @@ OPERATIONS = (
         *("POST", INVOCATIONS, "invoke", "Answer the body of any API, as SageMaker's containers do", invocations.invocations),
         alternatives=_INVOCATIONS,
     ),
-    Operation("GET", "/v1/models", "list_models", "List the models and adapters", state.models, answer=AnyModelList),
+    Operation("GET", "/v1/models", "list_models", "List the models and adapters", state.models, answer=ModelList | AnthropicModelList),
     Operation(
         *("GET", "/v1/models/{name:path}", "retrieve_model", "Describe a model or an adapter", state.model),
-        answer=AnyModel,
+        answer=Model | AnthropicModel,
         statuses=(404,),
     ),
 )

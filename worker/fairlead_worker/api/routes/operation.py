@@ -2,22 +2,21 @@
 
 Handlers write to the request's context and return nothing, because their stream of chunks ends together with the request's hold on the
 engine and the adapter. Bodies are read within their limit and decoded by msgspec, whose errors name the field. It decodes 8,000
-token ids in 147 µs, pydantic in 457 (`bench/end_to_end/front_cost.py`).
+token ids in 147 µs, pydantic in 457 (`bench/end_to_end/front_cost.py`). FastAPI itself takes 60 µs of CPU time of a chat, and up to 90
+of a request for the last of its paths.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from fairlead_common.protocols.answer import Answer
+from fairlead_common.protocols.errors import Error
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.routes.answers.base import Error
 from fairlead_worker.api.worker import Worker
 
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
@@ -34,16 +33,10 @@ ERRORS = {
 Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
 
-class DirectRoute(APIRoute):
-    """Calls its endpoint without FastAPI's dependency injection, exit stacks and error handlers, which have nothing to do here."""
+class _Sent(Response):
+    """An answer that a handler has sent."""
 
-    def __init__(self, path: str, endpoint: Callable[[Request], Awaitable[None]], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await endpoint(Request(scope))
-
-        self.app = app
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +49,8 @@ class Operation:
     """`operationId`, the name of the function in generated clients."""
     summary: str
     handler: Handler
-    answer: type[BaseModel] | None = None
-    """The model of a JSON response."""
+    answer: Any = None
+    """The struct of a JSON response, or a union of structs."""
     status: int = 200
     media_type: str = JSON
     """Of the response."""
@@ -66,24 +59,22 @@ class Operation:
     """Fields of the body that are required. The structs make them optional, so that the error can say more than that a field is missing."""
     alternatives: Sequence[tuple[type[msgspec.Struct], Sequence[Sequence[str]]]] = ()
     """Instead of `body`, the bodies of several operations. One field of each group that stands beside a body is required."""
-    stream: type[BaseModel] | None = None
-    """The model of an event, of which `stream: true` makes the response a stream."""
-    error: type[BaseModel] = Error
+    stream: Any = None
+    """The struct of an event, or a union of structs, of which `stream: true` makes the response a stream."""
+    error: type[Answer] = Error
     refusal: int | None = None
-    """Another status of a response of the same model."""
+    """Another status of a response of the same struct."""
     statuses: Sequence[int] = ()
     """Statuses of errors. Default: those of a body, if there is one."""
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
         """Return the OpenAPI responses."""
-        content: dict[str, Any] = (
-            {} if self.answer else {self.media_type: {"schema": {} if self.media_type == JSON else {"type": "string"}}}
-        )
+        schema = schema_of(self.answer) if self.answer else {} if self.media_type == JSON else {"type": "string"}
+        content = {self.media_type: {"schema": schema}}
         if self.stream is not None:
             content[EVENTS] = {"schema": schema_of(self.stream)}
         found: dict[int | str, dict[str, Any]] = {self.status: {"description": "The answer.", "content": content}}
         if self.refusal is not None:
-            assert self.answer is not None
             found[self.refusal] = {"description": "The answer is no.", "content": {JSON: {"schema": schema_of(self.answer)}}}
         error = {JSON: {"schema": schema_of(self.error)}}
         for status in self.statuses or (ERRORS if self._body_schema() else ()):
@@ -108,9 +99,11 @@ class Operation:
         return schema_of(self.body) | ({"required": list(self.required)} if self.required else {})
 
 
-def schema_of(model: type[BaseModel] | type[msgspec.Struct]) -> dict[str, Any]:
-    """Return a reference to a model in the document's components."""
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return a reference to a struct in the document's components, or to one of several."""
+    if kinds := get_args(kind):
+        return {"anyOf": [schema_of(each) for each in kinds]}
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def _require_one(names: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def _require_one(names: Sequence[str]) -> dict[str, Any]:
 
 def build_router(tag: str, operations: Iterable[Operation], head: bool = True) -> APIRouter:
     """Return the router of an API. `head`: answer HEAD where there is GET; without, the document has one operation for each."""
-    router = APIRouter(tags=[tag], route_class=DirectRoute)
+    router = APIRouter(tags=[tag])
     for each in operations:
         router.add_api_route(
             each.path,
@@ -128,16 +121,16 @@ def build_router(tag: str, operations: Iterable[Operation], head: bool = True) -
             operation_id=each.id,
             summary=each.summary,
             status_code=each.status,
-            response_model=each.answer,
-            response_class=Response if each.answer is None else JSONResponse,
+            response_class=Response,
             responses=each.responses(),
             openapi_extra=each.request(),
         )
     return router
 
 
-def _build_endpoint(handler: Handler) -> Callable[[Request], Awaitable[None]]:
-    async def endpoint(request: Request) -> None:
+def _build_endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
         await handler(request.app.state.worker, request.scope["fairlead.context"])
+        return _Sent()
 
     return endpoint

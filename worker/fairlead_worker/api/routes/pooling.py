@@ -1,9 +1,9 @@
 """Embeddings, scores and reranking."""
 
 from fairlead_common.protocols.paths import EMBEDDINGS, POOLING, RERANKS, SCORES
+from fairlead_worker.api.answers.pooling import EmbeddingList, PooledList, Ranking, ScoreList
 from fairlead_worker.api.pooling import embeddings, similarity
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
-from fairlead_worker.api.routes.answers.pooling import EmbeddingList, PooledList, Ranking, ScoreList
 from fairlead_worker.api.routes.operation import Operation
 
 TAG = "Pooling"

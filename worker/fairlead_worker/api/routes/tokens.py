@@ -1,7 +1,7 @@
 """vLLM's tokenize and detokenize."""
 
 from fairlead_worker.api import tokenize
-from fairlead_worker.api.routes.answers.worker import Prompt, Tokens
+from fairlead_worker.api.answers.worker import Prompt, Tokens
 from fairlead_worker.api.routes.operation import Operation
 from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest
 

@@ -31,7 +31,8 @@ def gguf_folder(uri: str, path: Path, cache: ModelCache) -> Path:
     try:
         parts = part_paths(path)
         folder = _root(cache) / f"{path.stem}-{_key(parts)}"
-        if not folder.is_dir():
+        if not all((folder / part.name).exists() for part in parts):
+            shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there
             _write(folder, read_gguf(path), parts)
         return folder
     except GgufError as error:
@@ -82,7 +83,7 @@ def _write(folder: Path, gguf: Gguf, parts: list[Path]) -> None:
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             (made / name).write_text(text, encoding="utf-8")
         for part in parts:
-            (made / part.name).symlink_to(part.absolute())
+            (made / part.name).symlink_to(part.resolve())  # `path` may be a link that is removed before its file
         made.rename(folder)
     except OSError:
         if not folder.is_dir():  # otherwise another worker was faster

@@ -154,7 +154,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
         vocabulary,
         {
             "vocab": vocab,
-            "merges": _score_merges(vocab, ranks, set(vocabulary.of_type(UNKNOWN, CONTROL, BYTE))),
+            "merges": score_merges(vocab, ranks, set(vocabulary.of_type(UNKNOWN, CONTROL, BYTE))),
             "unk_token": None if unknown is None else tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
@@ -166,7 +166,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     )
 
 
-def _score_merges(vocab: Mapping[str, int], ranks: list[float], unmerged: set[int]) -> list[tuple[str, str]]:
+def score_merges(vocab: Mapping[str, int], ranks: list[float], unmerged: set[int]) -> list[tuple[str, str]]:
     """Return the merges that scores imply: every pair of tokens that together are one, the best score first."""
     found = []
     for token, number in vocab.items():

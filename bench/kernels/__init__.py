@@ -1,1 +1,0 @@
-"""CPU kernels, and the limits of the machine."""

@@ -1,0 +1,106 @@
+"""What a choice compares, and what the router remembers of it, with the index's loads in memory."""
+
+from array import array
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker, ready_key
+from fairlead_index.worker_load import WorkerLoad
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.routing.chooser import Chooser, Prefixes
+from fairlead_router.routing.policies import RoutingRequest
+
+BLOCK = 16
+PROMPT = array("Q", range(1000, 1100))
+REQUEST = RoutingRequest(BLOCK * len(PROMPT) + 1, PROMPT)
+
+
+class Index:
+    """The loads of a fleet as the index has them: worker n has n prompts of a second before it."""
+
+    others_changed_at = float("-inf")
+
+    def __init__(self, count: int) -> None:
+        self.is_fresh = True
+        self.workers = {f"w{n}:1": ScoredWorker(f"w{n}:1", BLOCK, backlog=1000.0 * n, rate=1000.0) for n in range(count)}
+        self.reserved: dict[bytes, tuple[str, float]] = {}
+
+    @property
+    def soonest(self) -> Iterator[str]:
+        return iter(sorted(self.workers, key=lambda address: ready_key(self.workers[address], 0.0)))
+
+    def refresh(self, scored: ScoredWorker) -> None:
+        scored.reserved_tokens = sum(tokens for address, tokens in self.reserved.values() if address == scored.address)
+
+    def reserve(self, address: str, tokens: float) -> bytes:
+        name = len(self.reserved).to_bytes(8, "big")
+        self.reserved[name] = address, tokens
+        return name if self.is_fresh else b""
+
+    def release(self, reservation: bytes) -> bool:
+        return self.reserved.pop(reservation, None) is not None
+
+
+def make(count: int, is_alone: bool = False, **options: bool) -> tuple[Chooser, Index, WorkerTable]:
+    index, table = Index(count), WorkerTable()
+    table.set_addresses(list(index.workers))
+    for worker in table:
+        worker.ready = True
+        worker.load = WorkerLoad(backlog_tokens=int(index.workers[worker.address].backlog), prefill_rate=1000.0)
+    return Chooser(table, index, is_alone, **options), index, table
+
+
+def test_a_large_fleet_is_scored_by_its_deepest_holders_and_its_soonest_workers() -> None:
+    chooser, _, _ = make(60)
+    held = {f"w{n}:1": BLOCK * n for n in range(20, 40)}
+    names = {start.address for start in chooser.rank(REQUEST, Prefixes(held, "remote")).starts}
+    assert names == {f"w{n}:1" for n in (*range(CONSIDERED - HOLDERS), *range(40 - HOLDERS, 40))}
+    tried = [("w0:1", 0), ("w1:1", 0)]
+    assert chooser.soonest(REQUEST, ())[:2] == ["w0:1", "w1:1"] and chooser.soonest(REQUEST, tried)[:2] == ["w2:1", "w3:1"]
+    choice = chooser.choose(REQUEST, tried, Prefixes({}, "remote"))
+    assert choice is not None and choice.worker.address == "w2:1"
+
+
+def test_workers_without_room_do_not_displace_better_ones_of_a_large_fleet() -> None:
+    chooser, index, _ = make(60)
+    for scored in list(index.workers.values())[:25]:
+        scored.pages_total, scored.page_size, scored.pages_free = 100, BLOCK, 1
+    assert chooser.rank(REQUEST, Prefixes({}, "remote")).starts[0].address == "w25:1"
+
+
+def test_a_small_fleet_is_scored_whole_and_a_worker_that_the_index_lacks_by_its_own_load() -> None:
+    chooser, index, _ = make(8)
+    del index.workers["w0:1"]
+    ranking = chooser.rank(REQUEST, Prefixes({"w7:1": BLOCK * 100}, "mirror"))
+    assert ranking.source == "mirror" and len(ranking.starts) == 8 and ranking.starts[0].address == "w0:1"
+
+
+def test_a_choice_reserves_its_work_until_it_is_released() -> None:
+    chooser, index, _ = make(2)
+    choice = chooser.choose(REQUEST, (), Prefixes({"w0:1": BLOCK * 60}, "remote"))
+    assert choice is not None and choice.reservation is not None and choice.predicted == choice.indexed == BLOCK * 60
+    assert list(index.reserved.values()) == [("w0:1", BLOCK * 40 + 1)]
+    chooser.release(choice.reservation)
+    assert not index.reserved
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_a_router_that_is_alone_counts_what_it_has_sent(is_alone: bool) -> None:
+    """Several would gather a burst at one worker: each knows its own part of it."""
+    chooser, index, _ = make(2, is_alone)
+    first = chooser.choose(REQUEST, (), Prefixes({}, "mirror"))
+    assert first is not None and first.predicted == 0 and first.reservation
+    second = chooser.choose(REQUEST, (), Prefixes({}, "mirror"))
+    assert second is not None and bool(second.in_flight) == is_alone
+    index.is_fresh = False
+    chooser.choose(REQUEST, (), Prefixes({}, "local"))
+    known = chooser.known(REQUEST, Prefixes({}, "local"))
+    assert (BLOCK * len(PROMPT) in known.values()) == is_alone
+    assert chooser.known(REQUEST, Prefixes({}, "late")) == {}
+
+
+def test_a_late_answer_of_redis_leaves_the_choice_to_the_loads() -> None:
+    chooser, index, _ = make(3)
+    choice = chooser.choose(REQUEST, (), Prefixes({}, "late"))
+    assert choice is not None and choice.worker.address == "w0:1" and choice.is_outdated and list(index.reserved.values())

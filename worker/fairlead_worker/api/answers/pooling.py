@@ -1,0 +1,97 @@
+"""Answers of embeddings, scores and reranking."""
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from fairlead_common.protocols.answer import Answer
+from fairlead_worker.api.answers.completions import PromptTokensDetails
+
+
+class PromptUsage(Answer):
+    """Tokens of a request that generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(Answer, tag_field="object", tag="embedding"):
+    """The embedding of one text."""
+
+    index: int
+    embedding: list[float] | str
+    """Values, or little-endian float32 in base64 with `encoding_format: base64`."""
+
+
+class EmbeddingList(Answer, tag_field="object", tag="list"):
+    """Embeddings in the order of the input."""
+
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+
+
+class PooledData(Answer, kw_only=True):
+    """The embedding of one text, in vLLM's form."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+    """Values, or little-endian float32 in base64 with `encoding_format: base64`."""
+
+
+class PooledList(Answer, kw_only=True):
+    """Embeddings in the order of the input, in vLLM's form."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PooledData]
+    usage: PromptUsage
+
+
+class Score(Answer, kw_only=True):
+    """The score of one pair of texts."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+    """The cosine of the two embeddings."""
+
+
+class ScoreList(Answer, kw_only=True):
+    """Scores in the order of the pairs."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PromptUsage
+
+
+class RankedText(Answer):
+    """A document's text."""
+
+    text: str
+
+
+class RankedDocument(Answer):
+    """A document and its score."""
+
+    index: int
+    """The document's place in the request."""
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+    """Absent with `return_documents: false`."""
+
+
+class Ranking(Answer):
+    """Documents, the most similar first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
