@@ -256,18 +256,18 @@ async def test_a_router_routes_exactly_within_a_second_of_its_start(fleet: Fleet
 
 
 async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    """The index knows a block only when it is computed."""
+    """The index knows a block only when it is computed. One text for each worker: so the order of loads and answers decides nothing."""
     router, workers = await start_fleet(fleet, redis, namespace, 2, "mirror")
-    together = answers_when_all_have_come(9)
-    texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(3)]
+    together = answers_when_all_have_come(8)
+    texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(2)]
     for worker in workers:
         worker.behaviour = together
-    done = await asyncio.gather(*(router.complete(f"{texts[number % 3]} question {number}", stream=True) for number in range(9)))
+    done = await asyncio.gather(*(router.complete(f"{texts[number % 2]} question {number}", stream=True) for number in range(8)))
     assert {answer.status_code for answer in done} == {200}
-    pods = [{done[number].headers["x-fairlead-pod"] for number in range(text, 9, 3)} for text in range(3)]
-    assert all(len(each) == 1 for each in pods) and len(set.union(*pods)) == 2, pods
+    pods = [{done[number].headers["x-fairlead-pod"] for number in range(text, 8, 2)} for text in range(2)]
+    assert all(len(each) == 1 for each in pods), pods
     predicted = [int(answer.headers["x-fairlead-predicted-tokens"]) for answer in done]
-    assert sum(tokens == 0 for tokens in predicted) == 3 and sum(tokens >= len(texts[0]) // 16 * 16 for tokens in predicted) == 6
+    assert sum(tokens == 0 for tokens in predicted) == 2 and sum(tokens >= len(texts[0]) // 16 * 16 for tokens in predicted) == 6
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._chooser._in_flight is not None
     assert not policy._chooser._in_flight._requests, "nothing is in flight after the answers"

@@ -139,7 +139,7 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
     tokens = worker.post("/tokenize", prompt=prompt).json()["tokens"]
     format = fast.decode(worker.client.get("/internal/prompt-format").content, type=PromptFormat)
     hashes = block_hashes(prompt_root(format, worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
-    reader = IndexReader(worker_redis(worker), "test/lora")
+    reader = IndexReader(worker_redis(worker), "test/lora", deadline=5)
 
     async def all_blocks_published() -> bool:
         return (await reader.match(hashes)).get(f"127.0.0.1:{worker.port}") == len(hashes) * format.block_tokens
