@@ -175,7 +175,7 @@ async def test_an_overwritten_key_is_logged_once_and_deleting_it_repairs_the_ind
 
 
 async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
-    reader = IndexReader(server.url, namespace, deadline=2.0)
+    reader = IndexReader(server.url, namespace, deadline=20.0)
     writers = [IndexWriter(server.url, namespace, WorkerCard(f"p{n}", f"p{n}:1", BLOCK), 0.3, buckets=16) for n in range(34)]
     for writer in writers:
         writer.start()
