@@ -33,7 +33,8 @@ class GenerationRun:
     generation_request: GenerationRequest
     span: Span
     start_time: float = field(default_factory=time.monotonic)
-    engine_spans: EngineSpans = field(init=False)
+    engine_spans: EngineSpans | None = field(init=False)
+    """None: the request is not traced."""
     _first: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By choice: the time of its first token, and the engine's stall seconds up to that time."""
     _last: dict[int, float] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class GenerationRun:
     """Seconds that other requests' prefill delayed decoding between first and last token, for the choice that waited longest."""
 
     def __post_init__(self) -> None:
-        self.engine_spans = EngineSpans(self.span, self.start_time)
+        self.engine_spans = EngineSpans(self.span, self.start_time) if self.span.is_recording else None
 
     async def deltas(self, generation: Generation) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
         """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine ended a sequence with an error."""
@@ -59,7 +60,7 @@ class GenerationRun:
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
                 self._record_token(index, now)
-                if output.timing is not None:
+                if self.engine_spans is not None:
                     self.engine_spans.record(index, output, now)
                 try:
                     deltas.append((index, choice.process(output)))
@@ -113,7 +114,7 @@ class GenerationRun:
             "preemptions": sum(timing.preemptions for timing in timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
-        if self.span.is_recording:
+        if self.engine_spans is not None:
             self.engine_spans.finish(
                 self._last, {index: choice.output_tokens for index, choice in enumerate(self.generation_request.choices)}
             )
