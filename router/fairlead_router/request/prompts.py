@@ -238,7 +238,7 @@ class Prompts:
         Raises ApiError 404.
         """
         name = params.model or ""
-        adapter = None if self._formats.has_model(name) else self._adapter(params.model)
+        adapter = None if params.model is None or self._formats.has_model(name) else self._adapter(params.model)
         salt = salt_of(params.salt)
         canary = self._canary_for(params.conversation) if self._canary_for is not None else ""
         known = self._formats.of_model(params.model, canary) if self._tokenize else None
@@ -261,13 +261,11 @@ class Prompts:
                 chains.append(_chain(other, digest, salt))
         return prompt, known, Encoding(salt, longest, chains)
 
-    def _adapter(self, model: str | None) -> Adapter | None:
+    def _adapter(self, model: str) -> Adapter | None:
         """Return the adapter of that name; None for a base model. Raises ApiError 404 for a name that no worker serves.
 
         Before the first worker has reported, the adapters' names are unknown, so a request with any name may wait for it.
         """
-        if model is None:
-            return None
         if (adapter := self._adapters().get(model)) is not None:
             return adapter
         names = self.model_names()

@@ -109,7 +109,9 @@ class Generation:
             self._client.send(submit, partial(self._deliver, index))
 
     def _store(self, index: int, output: Output) -> None:
-        self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
+        self._unread_bytes += 256
+        if output.logprobs:
+            self._unread_bytes += sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
         if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._arrived.append((index, output))
         else:  # nothing more is stored, so the engine can stop

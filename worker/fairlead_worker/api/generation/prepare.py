@@ -1,8 +1,9 @@
 """Build the engine request: the same for completions and chat completions, streamed or whole."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 
@@ -60,23 +61,26 @@ class GenerationRequest:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(sum(choice.cached_tokens for choice in self._least_cached_choices())),
+            prompt_tokens_details=PromptTokensDetails(self.count_cached_tokens()[0]),
         )
         if self.choices and self.choices[0].reasoning_tokens is not None:
             reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
 
-    def host_cached_tokens(self) -> int:
-        """Return how many of the cached tokens came from the host tier."""
-        return sum(choice.timing.host_cached_tokens for choice in self._least_cached_choices() if choice.timing is not None)
+    def count_cached_tokens(self) -> tuple[int, int]:
+        """Return the prompts' cached tokens, and how many of them came from the host tier.
 
-    def _least_cached_choices(self) -> Iterator[Choice]:
-        """Yield each prompt's choice with the fewest cached tokens. Its count is what the cache held before any of the choices ran."""
+        Of a prompt's choices, the one with the fewest counts: it has what the cache held before any of the choices ran.
+        """
+        cached = from_host = 0
         for at in range(0, len(self.choices), self.best_of):
             begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
             if begun:
-                yield min(begun, key=lambda choice: choice.cached_tokens)
+                least = min(begun, key=attrgetter("cached_tokens"))
+                cached += least.cached_tokens
+                from_host += least.timing.host_cached_tokens if least.timing is not None else 0
+        return cached, from_host
 
 
 def prepare(

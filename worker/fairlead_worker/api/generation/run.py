@@ -55,7 +55,8 @@ class GenerationRun:
                     yield deltas
                     await asyncio.sleep(0)
                     deltas, entries = [], 0
-                entries += sum(len(each.top_ids) for each in output.logprobs)
+                if output.logprobs:
+                    entries += sum(len(each.top_ids) for each in output.logprobs)
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
@@ -95,7 +96,7 @@ class GenerationRun:
     def log_summary(self, request_id: str) -> None:
         """Log one line of JSON without any text or token of the request. `queue_ms` to `stall_ms` are those of the slowest sequence."""
         timings = [choice.timing for choice in self.generation_request.choices if choice.timing is not None]
-        usage = self.generation_request.usage()
+        usage, (cached, from_host) = self.generation_request.usage(), self.generation_request.count_cached_tokens()
         first = min((at for at, _ in self._first.values()), default=None)
         line: dict[str, Any] = {
             "request": request_id,
@@ -103,8 +104,8 @@ class GenerationRun:
             "prompts": len(self.generation_request.prompts),
             "sequences": len(self.generation_request.choices),
             "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "host_cached_tokens": self.generation_request.host_cached_tokens(),
+            "cached_tokens": cached,
+            "host_cached_tokens": from_host,
             "output_tokens": usage.completion_tokens,
             "queue_ms": _ms(max((timing.queue_seconds for timing in timings), default=None)),
             "prefill_ms": _ms(max((timing.prefill_seconds for timing in timings), default=None)),
@@ -123,7 +124,7 @@ class GenerationRun:
                     "gen_ai.response.finish_reasons": ",".join(line["finish"]),
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "fairlead.cached_tokens": usage.cached_tokens,
+                    "fairlead.cached_tokens": cached,
                     "fairlead.preemptions": line["preemptions"],
                 }
             )
