@@ -3,7 +3,8 @@
     python -m bench end_to_end/request_functions
 
 `sys.setprofile` sees the calls in the main thread of each process, from just before the request to just after its answer. What runs there
-besides (polling, load reports, the engine's loop) is in the window too, so the table has the fewest of `--rounds` requests.
+besides (polling, load reports, the engine's loop) is in the window too, so the table has the fewest of `--rounds` requests. `--list` prints
+the functions in the order of their first calls, each with its number of calls (a coroutine counts one more for each time it resumes).
 """
 
 import json
@@ -22,20 +23,21 @@ COUNTER = """
 import json, os, signal, sys
 from pathlib import Path
 
-seen = set()
+calls = {}
 
 def on_event(frame, event, argument):
     if event == "call" and "/fairlead_" in frame.f_code.co_filename:
-        seen.add((frame.f_code.co_filename.rpartition("/fairlead_")[2], frame.f_code.co_qualname))
+        key = frame.f_code.co_filename.rpartition("/fairlead_")[2], frame.f_code.co_qualname
+        calls[key] = calls.get(key, 0) + 1
 
 def on_signal(number, frame):
     if sys.getprofile() is None:
-        seen.clear()
+        calls.clear()
         sys.setprofile(on_event)
         return
     sys.setprofile(None)
     target = Path(os.environ["BENCH_SEEN"]) / str(os.getpid())
-    target.with_suffix(".new").write_text(json.dumps(sorted(seen)))
+    target.with_suffix(".new").write_text(json.dumps([[*key, count] for key, count in calls.items()]))
     target.with_suffix(".new").rename(target)
 
 signal.signal(signal.SIGUSR2, on_signal)
@@ -46,8 +48,8 @@ PATIENCE_SECONDS = 30.0
 SETTLE_SECONDS = 0.05
 
 
-def count(folder: Path, pids: dict[str, int], client: httpx.Client) -> dict[str, set[tuple[str, str]]]:
-    """Return the (file, function) pairs that one request runs, by process."""
+def count(folder: Path, pids: dict[str, int], client: httpx.Client) -> dict[str, dict[tuple[str, str], int]]:
+    """Return the calls of each (file, function) that one request runs, by process, in the order of the first calls."""
     for pid in pids.values():
         (folder / str(pid)).unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
@@ -61,7 +63,7 @@ def count(folder: Path, pids: dict[str, int], client: httpx.Client) -> dict[str,
         while not (folder / str(pid)).exists():
             assert time.monotonic() < deadline, f"{name} wrote nothing"
             time.sleep(0.01)
-        found[name] = {(file, function) for file, function in json.loads((folder / str(pid)).read_text())}
+        found[name] = {(file, function): calls for file, function, calls in json.loads((folder / str(pid)).read_text())}
     return found
 
 
@@ -80,14 +82,17 @@ def main() -> None:
                 client.post("/v1/chat/completions", json=CHAT).raise_for_status()
             pids = {"router": pair.router.pid, "API": pair.worker.process.pid, "engine": pair.worker.engine_pid}
             best = min((count(folder, pids, client) for _ in range(arguments.rounds)), key=lambda found: sum(map(len, found.values())))
-    results = {name: {"functions": len(seen), "files": len({file for file, _ in seen})} for name, seen in best.items()}
+    results = {
+        name: {"functions": len(seen), "files": len({file for file, _ in seen}), "calls": sum(seen.values())} for name, seen in best.items()
+    }
     every = {each for seen in best.values() for each in seen}
-    results["together"] = {"functions": len(every), "files": len({file for file, _ in every})}
+    calls = sum(each["calls"] for each in results.values())
+    results["together"] = {"functions": len(every), "files": len({file for file, _ in every}), "calls": calls}
     for name, each in results.items():
-        print(f"{name:10}{each['functions']:6} functions in {each['files']:4} files")
+        print(f"{name:10}{each['functions']:6} functions in {each['files']:4} files, {each['calls']:6} calls")
     if arguments.list:
         for process, seen in best.items():
-            print("\n".join(f"{process} {file} {function}" for file, function in sorted(seen)))
+            print("\n".join(f"{process:8}{calls:6}  {file} {function}" for (file, function), calls in seen.items()))
     write_report(__name__, arguments, results)
 
 

@@ -13,7 +13,7 @@ from tests.clients.either import all_of, opened, settled
 from tests.clients.endpoints import MODEL, Endpoints
 from tests.router.harness import eventually
 
-from fairlead_router.tenancy.usage import UsageMeter
+from fairlead_router.tenancy.charge import UsageMeter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ASKED: dict[str, Any] = {"model": MODEL, "system": "Be brief.", "messages": [{"role": "user", "content": "Tell me of the sea."}]}

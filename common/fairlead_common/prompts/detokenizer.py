@@ -1,6 +1,7 @@
 """Incremental detokenization: text that was returned never changes later."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 _CONTEXT = 6
@@ -25,7 +26,7 @@ class TextStream:
         self, decode: Decode, prompt: Sequence[int] = (), skip_special_tokens: bool = True, token_texts: dict[int, str] | None = None
     ) -> None:
         """`token_texts`: a cache of the texts of single tokens, for all streams with the same `decode` and `skip_special_tokens`."""
-        self._decode: Callable[[Sequence[int]], str] = lambda tokens: decode(tokens, skip_special_tokens=skip_special_tokens)
+        self._decode: Callable[[Sequence[int]], str] = partial(decode, skip_special_tokens=skip_special_tokens)
         self._token_texts = {} if token_texts is None else token_texts
         self._tokens = list(prompt[-_CONTEXT:])
         self._start = 0  # first token of the window

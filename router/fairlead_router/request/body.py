@@ -16,9 +16,11 @@ from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, POOLED, RESPONSES
 from fairlead_index.hashing import block_hashes
 from fairlead_router.request import pooling_prompts, validation
-from fairlead_router.request.request_params import RequestParams
 
 CHATS = (CHAT, RESPONSES, MESSAGES)
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for /v1/completions. A chat's default is the rest of the context."""
+_MAX_INT = 2**31 - 1
 
 
 class Body(msgspec.Struct):
@@ -56,17 +58,27 @@ class Body(msgspec.Struct):
     items: Any = None
 
 
-class Fields(msgspec.Struct, frozen=True, tag=True):
-    """The fields that the router's decisions before tokenization need."""
+class RequestParams(msgspec.Struct, frozen=True, tag=True):
+    """What the router's own decisions need of a body, beside its prompt."""
 
-    path: str
+    path: str = ""
     """Of the request; of a body without one, the path that it fits."""
-    model: str | None
-    user: str
-    params: RequestParams
-    conversation: int
+    model: str | None = None
+    user: str = ""
+    stream: bool = False
+    priority: int | None = None
+    max_output: int | None = None
+    """Tokens of each answer; None: only the context bounds it."""
+    sequences: int = 1
+    """Generated answers."""
+    prompts: int = 1
+    salt: str = ""
+    """The client's own `cache_salt`."""
+    previous_response: str = ""
+    """Id of the stored response that a request to /v1/responses continues."""
+    conversation: int = 0
     """As `conversation_of`; 0 if it was not wanted."""
-    size: JsonSize
+    size: JsonSize = JsonSize(0, 0)
 
 
 class Chain(msgspec.Struct, frozen=True):
@@ -102,7 +114,7 @@ class Encoded(NamedTuple):
 _decoder = msgspec.json.Decoder(Body, float_hook=read_float)
 
 
-def read_fields(path: str, raw: bytes, session: str, has_canaries: bool, size: JsonSize) -> tuple[Fields, Body]:
+def read_fields(path: str, raw: bytes, session: str, has_canaries: bool, size: JsonSize) -> tuple[RequestParams, Body]:
     """Decode a body of a size that `check_json` allows. An empty `path` stands for that of a chat, or of a completion without messages.
 
     Raises ApiError 400 for a body that is not a JSON object.
@@ -113,9 +125,40 @@ def read_fields(path: str, raw: bytes, session: str, has_canaries: bool, size: J
         raise validation.decode_error(error) from None
     path = path or (COMPLETIONS if body.messages is None else CHAT)
     conversation = conversation_of(body.messages, body.prompt, session) if has_canaries else 0
-    user = body.user if isinstance(body.user, str) else ""
-    model = body.model if isinstance(body.model, str) else None
-    return Fields(path, model, user, RequestParams.from_body(path, body), conversation, size), body
+    return _read_params(path, body, conversation, size), body
+
+
+def _read_params(path: str, body: Body, conversation: int, size: JsonSize) -> RequestParams:
+    bound = _number(body.max_tokens)
+    sequences = prompts = 1
+    if path in POOLED:
+        bound, prompts = 0, pooling_prompts.count_texts(body)
+    else:
+        if path != COMPLETIONS:
+            bound = _number(body.max_completion_tokens) or bound
+        else:
+            bound = _COMPLETION_TOKENS if bound is None else bound
+            if isinstance(body.prompt, list) and body.prompt and isinstance(body.prompt[0], str | list):
+                prompts = len(body.prompt)
+        sequences = prompts * min(1024, max(_number(body.n) or 1, _number(body.best_of) or 1))
+    return RequestParams(
+        path,
+        body.model if isinstance(body.model, str) else None,
+        body.user if isinstance(body.user, str) else "",
+        body.stream is True and path not in POOLED,
+        _number(body.priority),
+        bound,
+        sequences,
+        prompts,
+        body.cache_salt if isinstance(body.cache_salt, str) else "",
+        body.previous_response_id if isinstance(body.previous_response_id, str) else "",
+        conversation,
+        size,
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and -_MAX_INT <= value <= _MAX_INT else None
 
 
 def encode(path: str, body: Body, encoder: PromptEncoder, encoding: Encoding) -> Encoded:

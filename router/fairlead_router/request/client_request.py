@@ -16,10 +16,10 @@ from fairlead_router.errors import ApiError, Headers
 from fairlead_router.request.price import price_of_cpu, price_of_pieces
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
+from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.shared_secret import TENANT_HEADER
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller
-from fairlead_router.tenancy.usage import UsageMeter
 from fairlead_router.wire.held_stream import HeldStream
 
 FREE_PIECES: Final = 256

@@ -56,7 +56,12 @@ class EngineRendering:
 
     async def correct(self, body: bytes, prompt: Prompt) -> Prompt:
         """Return a chat's prompt with the engines' own tokens, where they are known to differ."""
-        if prompt.tokens is None or prompt.objects > THREAD_OBJECTS or len(body) > LARGE or not (engines := list(self._engines(prompt))):
+        if (
+            prompt.tokens is None
+            or prompt.params.size.objects > THREAD_OBJECTS
+            or len(body) > LARGE
+            or not (engines := list(self._engines(prompt)))
+        ):
             return prompt
         chat = msgspec.json.decode(body, type=_Chat)
         shape, request = _shape(chat), _tokenize_body(chat)

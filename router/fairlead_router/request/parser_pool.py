@@ -21,7 +21,7 @@ from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_router.errors import ApiError
 from fairlead_router.request import parser_process
-from fairlead_router.request.body import Encoded, Encoding, Fields
+from fairlead_router.request.body import Encoded, Encoding, RequestParams
 from fairlead_router.request.parser_process import CPU_SECONDS, MAX_FORMATS, Encode, Finish, Load, Read, Refusal, Tokens, Valid, Validate
 
 PROCESSES: Final = 2
@@ -30,8 +30,8 @@ ANSWER_SECONDS: Final = 60.0
 """Longest wait for an answer. A process that computes reaches its limit of CPU time before, unless the machine is overloaded."""
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
 """One thread, so that the process's limits are those of a body."""
-_answers = msgspec.msgpack.Decoder(tuple[float, Fields | Tokens | Valid | Refusal])
-Answer = TypeVar("Answer", Fields, Tokens, Valid)
+_answers = msgspec.msgpack.Decoder(tuple[float, RequestParams | Tokens | Valid | Refusal])
+Answer = TypeVar("Answer", RequestParams, Tokens, Valid)
 Result = TypeVar("Result")
 
 
@@ -55,9 +55,9 @@ class ParserProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def read(self, path: str, raw: bytes, session: str, has_canaries: bool, max_tokens: int) -> Fields:
+    def read(self, path: str, raw: bytes, session: str, has_canaries: bool, max_tokens: int) -> RequestParams:
         """Decode a body, and keep it for `encode`."""
-        return self._ask(Read(path, session, has_canaries, max_tokens), raw, Fields)
+        return self._ask(Read(path, session, has_canaries, max_tokens), raw, RequestParams)
 
     def validate(self, path: str, raw: bytes, max_tokens: int) -> None:
         self._ask(Validate(path, max_tokens), raw, Valid)

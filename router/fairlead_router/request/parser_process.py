@@ -24,7 +24,7 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_router.errors import ApiError
 from fairlead_router.request import validation
-from fairlead_router.request.body import Body, Encoding, Fields, encode, read_fields
+from fairlead_router.request.body import Body, Encoding, RequestParams, encode, read_fields
 
 CPU_SECONDS: Final = 10
 """CPU time of one body. The longest prompt of a million tokens takes 3 s."""
@@ -45,7 +45,7 @@ class Load(msgspec.Struct, tag=True):
 
 
 class Read(msgspec.Struct, tag=True):
-    """Answered with `Fields` or a `Refusal`. The body follows as a message of its own."""
+    """Answered with `RequestParams` or a `Refusal`. The body follows as a message of its own."""
 
     path: str
     session: str
@@ -103,7 +103,7 @@ class Parser:
         self._cache = TokenCache(cache_bytes)
         self._encoders: OrderedDict[str, PromptEncoder] = OrderedDict()
         self._body = Body()
-        self._fields: Fields | None = None
+        self._params: RequestParams | None = None
 
     def serve(self, connection: Connection) -> None:
         """Answer messages until the connection is closed."""
@@ -122,14 +122,14 @@ class Parser:
                     answer = self._answer(message, connection)
                     connection.send_bytes(msgspec.msgpack.encode((time.process_time() - for_itself, answer)))
 
-    def _answer(self, message: Read | Validate | Encode | Finish, connection: Connection) -> Fields | Valid | Refusal | Tokens:
+    def _answer(self, message: Read | Validate | Encode | Finish, connection: Connection) -> RequestParams | Valid | Refusal | Tokens:
         try:
             match message:
                 case Read(path, session, has_canaries, max_tokens):
                     raw = connection.recv_bytes()
                     limit_resources(max_tokens)
-                    self._fields, self._body = read_fields(path, raw, session, has_canaries, check_json(raw, max_tokens))
-                    return self._fields
+                    self._params, self._body = read_fields(path, raw, session, has_canaries, check_json(raw, max_tokens))
+                    return self._params
                 case Validate(path, max_tokens):
                     raw = connection.recv_bytes()
                     limit_resources(max_tokens)
@@ -140,7 +140,7 @@ class Parser:
                     limit_resources(encoding.max_tokens)
                     return self._encode(self._encoders[name], encoding)
                 case Finish():
-                    self._body, self._fields = Body(), None
+                    self._body, self._params = Body(), None
                     limit_resources(None)
                     trim_heap()
                     return Valid()
@@ -150,9 +150,9 @@ class Parser:
             return _refuse(error)
 
     def _encode(self, encoder: PromptEncoder, encoding: Encoding) -> Tokens:
-        assert self._fields is not None, "a body was read"
+        assert self._params is not None, "a body was read"
         hits, misses = self._cache.hit_tokens, self._cache.missed_tokens
-        encoded = encode(self._fields.path, self._body, encoder, encoding)
+        encoded = encode(self._params.path, self._body, encoder, encoding)
         tokens = None if encoded.tokens is None else encoded.tokens.tobytes()
         hashes = [one.tobytes() for one in encoded.hashes]
         found = self._cache.hit_tokens - hits, self._cache.missed_tokens - misses

@@ -20,10 +20,9 @@ from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.request import validation
-from fairlead_router.request.body import CHATS, Chain, Encoded, Encoding, Fields, encode, read_fields
+from fairlead_router.request.body import CHATS, Chain, Encoded, Encoding, RequestParams, encode, read_fields
 from fairlead_router.request.parser_pool import ParserPool, ParserProcess
 from fairlead_router.request.price import TOKEN_PRICE, price_of, price_of_cpu
-from fairlead_router.request.request_params import RequestParams
 from fairlead_router.tenancy.tenants import ANONYMOUS
 
 PROMPTED = (COMPLETIONS, *CHATS, *POOLED)
@@ -57,14 +56,11 @@ class Prompt(msgspec.Struct, frozen=True):
     hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     tokens: "array[int] | None" = None
     format_tag: str = ""
-    user: str = ""
     params: RequestParams = RequestParams()
     salt: str = ""
     """Salt of the tenant and the client's `cache_salt`. It is part of the root of `hashes`, and the worker gets it in a header."""
     model: str = ""
     """Model name that the worker must serve; empty where every worker does."""
-    conversation: int = 0
-    """Number that all requests of a conversation share; 0 where it was not computed."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
     other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
@@ -73,8 +69,6 @@ class Prompt(msgspec.Struct, frozen=True):
     """Tokens in formats whose engine renders the chat otherwise, by tag. Its agent counts with them, and the engine gets the text."""
     price: float = 0.0
     """Tokens that its reading has cost the tenant already."""
-    objects: int = 0
-    """Objects, lists and keys of the body."""
     min_tokens: int = 0
     """Least length of a prompt that is certainly longer than `longest`, every context of its model; 0 for any other."""
     longest: int = 0
@@ -223,43 +217,40 @@ class Prompts:
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, size: JsonSize) -> Prompt:
         began = thread_time()
-        fields, body = read_fields(path, raw, session, self._canary_for is not None, size)
-        prompt, known, encoding = self._plan(fields, len(raw), salt_of)
+        params, body = read_fields(path, raw, session, self._canary_for is not None, size)
+        prompt, known, encoding = self._plan(params, len(raw), salt_of)
         if known is not None and encoding is not None:
-            prompt = _with_encoded(prompt, known, encoding, encode(fields.path, body, known.encoder, encoding))
+            prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
         if (cpu := thread_time() - began) > COUNTED_SECONDS:
             return msgspec.structs.replace(prompt, price=max(prompt.price, price_of_cpu(len(raw), cpu)))
         return prompt
 
     def _read_in_process(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, process: ParserProcess) -> Prompt:
-        fields = process.read(path, raw, session, self._canary_for is not None, self._formats.longest_prompt())
-        prompt, known, encoding = self._plan(fields, len(raw), salt_of)
+        params = process.read(path, raw, session, self._canary_for is not None, self._formats.longest_prompt())
+        prompt, known, encoding = self._plan(params, len(raw), salt_of)
         if known is None or encoding is None:
             return prompt
         return _with_encoded(prompt, known, encoding, process.encode(known.tag, known.format, encoding))
 
-    def _plan(self, fields: Fields, size: int, salt_of: Callable[[str], str]) -> tuple[Prompt, KnownFormat | None, Encoding | None]:
+    def _plan(self, params: RequestParams, size: int, salt_of: Callable[[str], str]) -> tuple[Prompt, KnownFormat | None, Encoding | None]:
         """Return what is known without the prompt's tokens, and how to encode it; None for a prompt that is not encoded here.
 
         Raises ApiError 404.
         """
-        name, params = fields.model or "", fields.params
-        adapter = None if self._formats.has_model(name) else self._adapter(fields.model)
+        name = params.model or ""
+        adapter = None if params.model is None or self._formats.has_model(name) else self._adapter(params.model)
         salt = salt_of(params.salt)
-        canary = self._canary_for(fields.conversation) if self._canary_for is not None else ""
-        known = self._formats.of_model(fields.model, canary) if self._tokenize else None
-        has_kv = known is not None and fields.path not in POOLED
+        canary = self._canary_for(params.conversation) if self._canary_for is not None else ""
+        known = self._formats.of_model(params.model, canary) if self._tokenize else None
+        has_kv = known is not None and params.path not in POOLED
         digest = adapter.digest if adapter is not None and has_kv else ""
         prompt = Prompt(
             size // _BYTES_A_TOKEN,
-            user=fields.user,
             params=params,
             salt=salt,
             model=name if adapter is not None or self._formats.is_name_partial(name) else "",
-            conversation=fields.conversation,
             adapter=digest,
-            price=price_of(size, fields.size, 0),
-            objects=fields.size.objects,
+            price=price_of(size, params.size, 0),
         )
         if known is None:
             return prompt, None, None
@@ -270,13 +261,11 @@ class Prompts:
                 chains.append(_chain(other, digest, salt))
         return prompt, known, Encoding(salt, longest, chains)
 
-    def _adapter(self, model: str | None) -> Adapter | None:
+    def _adapter(self, model: str) -> Adapter | None:
         """Return the adapter of that name; None for a base model. Raises ApiError 404 for a name that no worker serves.
 
         Before the first worker has reported, the adapters' names are unknown, so a request with any name may wait for it.
         """
-        if model is None:
-            return None
         if (adapter := self._adapters().get(model)) is not None:
             return adapter
         names = self.model_names()

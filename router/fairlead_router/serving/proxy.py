@@ -21,7 +21,7 @@ from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
-from fairlead_router.tenancy.usage import UsageMeter
+from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, ResponseTimeout, WorkerSilent
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Proxy:
                     meter = self._observe_usage(call, worker, head, reply)
                     if cached is not None:
                         self._policy.record_answer(request, choice, cached)
-                    await self._stream_answer(call, worker, connection, head, reply)
+                    await self._stream_answer(call, worker, connection, head, cached, reply)
                     if meter is not None and meter.cached is not None and cached is None:
                         self._record_cached(call, meter.cached)
                         self._policy.record_answer(request, choice, meter.cached)
@@ -208,9 +208,18 @@ class Proxy:
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
-    async def _stream_answer(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
-        """Stream the worker's answer to the client, with backpressure from the client to the worker's socket."""
-        self._record_head(call, head)
+    async def _stream_answer(
+        self, call: Call, worker: Worker, connection: Connection, head: Head, cached: int | None, reply: Reply
+    ) -> None:
+        """Stream the worker's answer to the client, with backpressure from the client to the worker's socket.
+
+        `cached`: the prompt's cached tokens, if the head has them.
+        """
+        call.outcome.status = head.status
+        call.outcome.first_byte_at = monotonic()
+        self._metrics.ttfb.observe(call.outcome.first_byte_at - call.head.started_at)
+        if cached is not None:
+            self._record_cached(call, cached)
         try:
             if call.held_stream is None or not call.held_stream.has_started:
                 reply.start(head.status, self._headers(call, head))
@@ -258,13 +267,6 @@ class Proxy:
         lead = b"" if reply.last_piece.endswith(b"\n\n") or not reply.last_piece else b"\n\n"  # a half-sent event would swallow ours
         document = error_body(message, "server_error", code="stream_cut", path=call.head.path)
         reply.end(lead + protocol_errors.event(call.head.path, document))
-
-    def _record_head(self, call: Call, head: Head) -> None:
-        call.outcome.status = head.status
-        call.outcome.first_byte_at = monotonic()
-        self._metrics.ttfb.observe(call.outcome.first_byte_at - call.head.started_at)
-        if (cached := _cached_tokens(head)) is not None:
-            self._record_cached(call, cached)
 
     def _record_cached(self, call: Call, cached: int) -> None:
         call.outcome.cached_tokens = cached

@@ -94,9 +94,13 @@ class RequestHandler:
         caller = self.keys.authenticate(credential)
         return caller, self._accounts.of(caller.tenant), select_class(self._classes, requested_class, caller)
 
-    def check_quota(self, account: Account) -> None:
-        """Raise ApiError 429 for a tenant in debt, before its prompt costs anything."""
-        self._admit(account, 1)
+    def check_quota(self, account: Account, cost: float = 1.0, paid: float = 0.0) -> None:
+        """Raise ApiError 429 as `Account.check`, and count it. By default for a tenant in debt, before its prompt costs anything."""
+        try:
+            account.check(cost, paid)
+        except ApiError:
+            self._metrics.refused.labels("quota").inc()
+            raise
 
     def charge_query(self, account: Account, size: int, workers: int) -> None:
         """Charge a query of the index with a body of `size` bytes: as a prompt of that size, and a token for each worker that it lists.
@@ -113,7 +117,7 @@ class RequestHandler:
         # With several prompts, only the first was tokenized.
         tokens = prompt.length if params.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
         charge = Charge(account, tokens, params.max_output, params.sequences, prompt.price)
-        self._admit(account, charge.expected, charge.paid)
+        self.check_quota(account, charge.expected, charge.paid)
         charge.take()
         return charge
 
@@ -182,13 +186,6 @@ class RequestHandler:
             difference = charge.settle(computed, call.meter is not None and bool(call.outcome.status))
             if difference and ticket.is_charged:
                 account.serve(difference)
-
-    def _admit(self, account: Account, cost: float, paid: float = 0.0) -> None:
-        try:
-            account.check(cost, paid)
-        except ApiError:
-            self._metrics.refused.labels("quota").inc()
-            raise
 
 
 def _terms(service_class: ServiceClass, call: Call, request: RoutingRequest, priority: int) -> ClassTerms:

@@ -13,10 +13,10 @@ def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> Routi
     return RoutingRequest(
         prompt.length,
         prompt.hashes,
-        caller.session(session or prompt.user),
+        caller.session(session or prompt.params.user),
         prompt.model,
         prompt.format_tag,
-        prompt.conversation,
+        prompt.params.conversation,
         prompt.adapter,
         prompt.other_hashes,
     )

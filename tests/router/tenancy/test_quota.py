@@ -17,9 +17,9 @@ from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.price import MICROSECONDS_A_TOKEN, PIECE, price_of_cpu
+from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
-from fairlead_router.tenancy.usage import UsageMeter
 
 SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
 """One token per second: the bucket does not refill within a test."""

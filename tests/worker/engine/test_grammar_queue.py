@@ -1,13 +1,16 @@
 """Requests wait for their grammars before the scheduler, and other requests do not wait with them."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import cast
 
 from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.engine.grammar_queue import GrammarQueue
-from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.loop import receive, run_plain
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 
 class Compiler:
@@ -34,9 +37,9 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
         return None
 
     compiler = Compiler()
-    gate = GrammarQueue(take, compiler)
+    scheduler, gate = cast(Scheduler, SimpleNamespace(submit=take)), GrammarQueue(take, compiler)
     for message in (submit("a", "slow"), submit("b"), submit("c", "quick"), submit("d", "slow")):
-        assert gate.submit(message) is None
+        assert receive(scheduler, gate, message) is None
     assert through == ["b"]
     compiler.asked["quick"].set_result("")
     assert gate.submit_ready() == []

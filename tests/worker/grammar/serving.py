@@ -120,7 +120,7 @@ class Serving:
         for number, ask in enumerate(asks):
             sampling = Sampling(ask.max_tokens, temperature=ask.temperature, seed=ask.seed, **ask.more)  # type: ignore[arg-type]
             message = Submit(str(number), array("I", ask.prompt).tobytes(), sampling, 0, grammar=ask.grammar)
-            refused = self.gate.submit(message)
+            refused = self.gate.submit(message) if message.grammar else self.scheduler.submit(message)
             if refused is not None:
                 answers[number].take(refused)
         overlap = None

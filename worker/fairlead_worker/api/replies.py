@@ -10,11 +10,13 @@ from msgspec import UNSET
 
 from fairlead_common.protocols.answer import Answer
 from fairlead_worker.api.engine.generation import Generation
+from fairlead_worker.api.engine.spans import MAX_TRACED
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.generation.run import GenerationRun
 from fairlead_worker.api.http import ClientGone, RequestContext, to_api_error
+from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -54,21 +56,20 @@ async def send_answer(
     writer: ResponseWriter,
     *,
     stream: bool,
-    usage_comment: bool,
     before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Generate and send the response. Abort its sequences if the client disconnects.
 
-    `usage_comment`: end a stream with a usage comment. `before_end`: awaited when all tokens are there, before the end of the answer.
+    `before_end`: awaited when all tokens are there, before the end of the answer.
     """
     run = GenerationRun(worker, generation_request, context.span)
 
     async def work() -> None:
         worker.check_queue_limit(len(generation_request.submits), generation_request.submits[0].tenant)
-        async with Generation(worker.engine, generation_request.submits, run.engine_spans.count) as generation:
+        async with Generation(worker.engine, generation_request.submits, MAX_TRACED if context.span.is_recording else 0) as generation:
             deltas = run.deltas(generation) if before_end is None else _followed_by(run.deltas(generation), before_end)
             if stream:
-                await _send_stream(context, generation_request, writer, deltas, usage_comment)
+                await _send_stream(context, generation_request, writer, deltas)
             else:
                 await _send_document(context, worker, generation_request, writer, deltas)
 
@@ -108,7 +109,7 @@ async def _send_document(
         data = await worker.large_answers.run(generation_request.submits[0].tenant, start)
     else:
         data = msgspec.json.encode(writer.document())
-    headers = {CACHED_HEADER: str(generation_request.usage().cached_tokens), USAGE_HEADER: _usage_header(generation_request)}
+    headers = {CACHED_HEADER: str(generation_request.count_cached_tokens()[0]), USAGE_HEADER: _usage_header(generation_request)}
     await context.respond(200, data, headers)
 
 
@@ -129,14 +130,13 @@ async def _send_stream(
     generation_request: GenerationRequest,
     writer: ResponseWriter,
     deltas: AsyncIterator[list[tuple[int, OutputDelta]]],
-    usage_comment: bool,
 ) -> None:
     try:
         async for batch in deltas:
             before = b""
             if not context.response_started:
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.usage().cached_tokens)})
+                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_cached_tokens()[0])})
                 before = writer.begin()
             if data := before + writer.add(batch):
                 await context.write(data)
@@ -146,7 +146,7 @@ async def _send_stream(
         logger.warning("request %s ended in mid-stream: %s", context.request_id, error)
         await context.write(writer.fail(to_api_error(error)), more=False)
         return
-    comment = f": usage {_usage_header(generation_request)}\n\n".encode() if usage_comment else b""
+    comment = f": usage {_usage_header(generation_request)}\n\n".encode() if USAGE in context.headers else b""
     await context.write(writer.end(comment), more=False)
 
 

@@ -42,7 +42,7 @@ class _WaitingRequest:
 
 
 class GrammarQueue:
-    """Submits requests without a grammar at once, and the others in the order in which their grammars are compiled."""
+    """Submits requests with a grammar in the order in which their grammars are compiled."""
 
     def __init__(
         self,
@@ -60,8 +60,6 @@ class GrammarQueue:
 
     def submit(self, message: Submit) -> Output | None:
         """Submit a request to the scheduler, now or when its grammar is compiled. Return a refusal, if any."""
-        if not message.grammar:
-            return self._submit(message)
         if self._compiler is None:
             return refusal(message.id, "this engine does no structured output")
         if message.id in self._waiting_requests:

@@ -157,13 +157,13 @@ class MessageHandler:
 
 
 def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Pass one message to the grammar queue or the scheduler. An error ends only that request."""
+    """Pass one message to the scheduler, or to the grammar queue if it has a grammar. An error ends only that request."""
     if isinstance(message, Abort):
         return grammar_queue.abort(message.id) or scheduler.abort(message.id)
     if message.adapter and (adapters is None or message.adapter not in adapters):
         return refusal(message.id, "its LoRA adapter is not loaded (any more)")
     try:
-        return grammar_queue.submit(message)
+        return grammar_queue.submit(message) if message.grammar else scheduler.submit(message)
     except Exception as error:
         return _refuse_after_error(message, error)
 

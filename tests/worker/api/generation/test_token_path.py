@@ -64,7 +64,7 @@ class TextFormatter:
 @pytest.mark.parametrize("continuous_usage", [False, True])
 def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
     texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
-    reply = ReplyOptions("m", 1, TextFormatter(), stream=True, include_usage=include_usage, continuous_usage_stats=continuous_usage)
+    reply = ReplyOptions("m", 1, TextFormatter(), include_usage=include_usage, continuous_usage_stats=continuous_usage)
     writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stub of the request
     written = writer.begin() + b"".join(writer.add([(place % 2, OutputDelta(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
@@ -166,6 +166,6 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         async def respond(self, status: int, data: bytes, headers: dict[str, str]) -> None:
             assert status == 200 and json.loads(data)["choices"][0]["text"] == "a"
 
-    worker, options = SimpleNamespace(large_answers=FairSlots(1)), ReplyOptions("m", 0, shape, stream=False)  # type: ignore[arg-type]
+    worker, options = SimpleNamespace(large_answers=FairSlots(1)), ReplyOptions("m", 0, shape)  # type: ignore[arg-type]
     answers = [_send_document(Answer(), worker, prepared, ChunkWriter(prepared, options), pieces()) for _ in range(count)]  # type: ignore[arg-type]
     await asyncio.gather(*answers)

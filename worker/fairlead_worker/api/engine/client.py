@@ -136,8 +136,12 @@ class EngineClient:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
 
-    def await_first_tokens(self, ids: Sequence[str], tenant: str) -> None:
-        """Count sequences as waiting, whether or not they are sent already. Raises EngineNotReady."""
+    def add_request(self, ids: Sequence[str], tenant: str) -> None:
+        """Count a request, and its sequences as waiting for their first tokens, whether or not they are sent already.
+
+        Raises EngineNotReady.
+        """
+        self._arrivals.record(time.monotonic())
         self._check_serving()
         self._awaiting_first_token.update(dict.fromkeys(ids, tenant))
         self.waiting_by_tenant[tenant] += len(ids)
@@ -148,10 +152,6 @@ class EngineClient:
             self.waiting_by_tenant[tenant] -= 1
             if not self.waiting_by_tenant[tenant]:
                 del self.waiting_by_tenant[tenant]
-
-    def record_arrival(self) -> None:
-        """Count a request, whatever the number of its sequences."""
-        self._arrivals.record(time.monotonic())
 
     @property
     def arrival_rate(self) -> float:

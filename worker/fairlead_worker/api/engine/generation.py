@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead_worker.api.engine.client import Deliver, EngineClient, EngineGone
+from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.ipc.messages import Output, Submit
 
 MAX_UNREAD_BYTES = 64 << 20
@@ -49,8 +50,7 @@ class Generation:
         self._waiting_tokens = 0
 
     async def __aenter__(self) -> "Generation":
-        self._client.record_arrival()
-        self._client.await_first_tokens(self._ids, self._submits[0].tenant if self._submits else "")
+        self._client.add_request(self._ids, self._submits[0].tenant if self._submits else "")
         self._count_unsent(self._submits, 1)
         self._send()
         return self
@@ -82,21 +82,17 @@ class Generation:
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 raise ClientTooSlow(f"more than {MAX_UNREAD_BYTES} bytes waited for a client that did not read")
             arrived, self._arrived, self._unread_bytes = self._arrived, [], 0
-            batch = [self._raise_if_ended(item) for item in arrived]
-            yield [(index, output) for index, output in batch if self._is_wanted(index, output)]
-
-    def _is_wanted(self, index: int, output: Output) -> bool:
-        if index not in self._open:
-            return False
-        if output.finish is not None:
-            self._open.discard(index)
-        return True
-
-    @staticmethod
-    def _raise_if_ended(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
-        if isinstance(item, EngineGone):
-            raise item
-        return item
+            batch: list[tuple[int, Output]] = []
+            for item in arrived:
+                if isinstance(item, EngineGone):
+                    raise item
+                index, output = item
+                if index not in self._open:
+                    continue
+                if output.finish is not None:
+                    self._open.discard(index)
+                batch.append(item)
+            yield batch
 
     def _send(self) -> None:
         """Send the next sequences. Raises EngineNotReady."""
@@ -110,26 +106,26 @@ class Generation:
             self._waiting[index] = 0 if is_choice else max(LEAST_WAITING_TOKENS, len(submit.tokens) // 4)
             self._waiting_tokens += self._waiting[index]
             submit = replace(submit, id=self._ids[index], received_at=time.monotonic(), traced=index < self._traced)
-            self._client.send(submit, self._make_deliver(index))
+            self._client.send(submit, partial(self._deliver, index))
 
     def _store(self, index: int, output: Output) -> None:
-        self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
+        self._unread_bytes += 256
+        if output.logprobs:
+            self._unread_bytes += sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
         if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._arrived.append((index, output))
         else:  # nothing more is stored, so the engine can stop
             for each in tuple(self._open):
                 self.abort(each)
 
-    def _make_deliver(self, index: int) -> Deliver:
-        def deliver(item: Output | EngineGone) -> None:
-            if isinstance(item, EngineGone):
-                self._arrived.append(item)
-            else:
-                self._store(index, item)
-                if index in self._waiting and not item.error:
-                    self._waiting_tokens -= self._waiting.pop(index)
-                    self._send()
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
-
-        return deliver
+    def _deliver(self, index: int, item: Output | EngineGone) -> None:
+        """Store an output of a sequence, or the engine's end, and wake `outputs`."""
+        if isinstance(item, EngineGone):
+            self._arrived.append(item)
+        else:
+            self._store(index, item)
+            if index in self._waiting and not item.error:
+                self._waiting_tokens -= self._waiting.pop(index)
+                self._send()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

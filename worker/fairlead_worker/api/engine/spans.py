@@ -13,7 +13,7 @@ MAX_TRACED = 8
 
 
 class EngineSpans:
-    """Spans `queue`, `prefill chunk` and `decode` of each sequence, within the request's span."""
+    """Spans `queue`, `prefill chunk` and `decode` of each sequence, within the request's span, which is recorded."""
 
     def __init__(self, span: Span, submitted: float) -> None:
         """`submitted`: when the engine got the request, in `time.monotonic` seconds."""
@@ -21,15 +21,10 @@ class EngineSpans:
         self._decoding: dict[int, float] = {}
         """By sequence: when its first token came."""
 
-    @property
-    def count(self) -> int:
-        """Return the number of sequences that are traced."""
-        return MAX_TRACED if self._span.is_recording else 0
-
     def record(self, index: int, output: Output, now: float) -> None:
         """Open and close spans for one output, which came at `now`."""
         timing = output.timing
-        if timing is None or index >= self.count:
+        if timing is None or index >= MAX_TRACED:
             return
         if index not in self._decoding:
             self._decoding[index] = now

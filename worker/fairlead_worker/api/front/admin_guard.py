@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin
@@ -17,10 +16,12 @@ class AdminGuard:
     def __init__(self, app: ASGIApp, public: ASGIApp, operations: Iterable[Operation], pod: str) -> None:
         """`app` gets the requests for admin paths, and `public` the others: the same application behind CORS."""
         self._app, self._public, self._pod = app, public, pod
-        self._paths = [compile_path(each.path)[0] for each in operations]
+        paths = [each.path.partition("{") for each in operations]
+        self._paths = frozenset(path for path, brace, _ in paths if not brace)
+        self._prefixes = tuple(path for path, brace, _ in paths if brace)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not any(path.match(scope["path"]) for path in self._paths):
+        if scope["type"] != "http" or not (scope["path"] in self._paths or scope["path"].startswith(self._prefixes)):
             await self._public(scope, receive, send)
             return
         headers = dict(scope["headers"])

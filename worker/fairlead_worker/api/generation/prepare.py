@@ -1,8 +1,9 @@
 """Build the engine request: the same for completions and chat completions, streamed or whole."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 
@@ -60,23 +61,26 @@ class GenerationRequest:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(sum(choice.cached_tokens for choice in self._least_cached_choices())),
+            prompt_tokens_details=PromptTokensDetails(self.count_cached_tokens()[0]),
         )
         if self.choices and self.choices[0].reasoning_tokens is not None:
             reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
 
-    def host_cached_tokens(self) -> int:
-        """Return how many of the cached tokens came from the host tier."""
-        return sum(choice.timing.host_cached_tokens for choice in self._least_cached_choices() if choice.timing is not None)
+    def count_cached_tokens(self) -> tuple[int, int]:
+        """Return the prompts' cached tokens, and how many of them came from the host tier.
 
-    def _least_cached_choices(self) -> Iterator[Choice]:
-        """Yield each prompt's choice with the fewest cached tokens. Its count is what the cache held before any of the choices ran."""
+        Of a prompt's choices, the one with the fewest counts: it has what the cache held before any of the choices ran.
+        """
+        cached = from_host = 0
         for at in range(0, len(self.choices), self.best_of):
             begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
             if begun:
-                yield min(begun, key=lambda choice: choice.cached_tokens)
+                least = min(begun, key=attrgetter("cached_tokens"))
+                cached += least.cached_tokens
+                from_host += least.timing.host_cached_tokens if least.timing is not None else 0
+        return cached, from_host
 
 
 def prepare(
@@ -84,42 +88,34 @@ def prepare(
     prompts: Sequence["array[int]"],
     sampling_request: SamplingRequest,
     adapter: AdapterInfo | None = None,
-    grammar: str = "",
     parsers: Callable[[], AnswerParser | None] = lambda: None,
     field: str = "prompt",
+    ends_at_context: bool = False,
 ) -> GenerationRequest:
     """Check the prompts against the context length and build one message to the engine for each choice.
 
-    `grammar`: the result of `Worker.compile_grammar`. `parsers`: creates the parser of each choice. Raises ApiError 400 that names
-    `field`, the prompts' field.
+    `parsers`: creates the parser of each choice. `ends_at_context`: generate up to the end of the context if it has no room for
+    `max_tokens`, instead of refusing the request. Raises ApiError 400 that names `field`, the prompts' field.
     """
     base = resolve_sampling(worker, sampling_request)
     origin = sampling_request.origin
     root = worker.root_of(adapter.digest if adapter else "", origin.salt)
     number = adapter.number if adapter else 0
     submits, choices = [], []
-    prompts = [
-        truncate_prompt(
-            prompt,
-            sampling_request.truncate_prompt_tokens,
-            sampling_request.max_tokens,
-            worker.max_model_len,
-            sampling_request.truncates_end,
-        )
-        for prompt in prompts
-    ]
+    max_model_len, budget = worker.max_model_len, sampling_request.thinking_token_budget
+    if (kept := sampling_request.truncate_prompt_tokens) is not None:
+        max_tokens, from_end = sampling_request.max_tokens, sampling_request.truncates_end
+        prompts = [truncate_prompt(prompt, kept, max_tokens, max_model_len, from_end) for prompt in prompts]
     for prompt in prompts:
         worker.check_tokens(prompt, field)
-        max_tokens = limit_max_tokens(
-            sampling_request.max_tokens, len(prompt), worker.max_model_len, field, sampling_request.ends_at_context
-        )
+        max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), max_model_len, field, ends_at_context)
         tokens = prompt.tobytes()
-        thinking = worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, prompt)
+        thinking = None if budget is None else worker.output_parsers.build_thinking_budget(budget, prompt)
         for choice in range(sampling_request.best_of):
             scores = None if choice else base.prompt_logprobs
             seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
-            submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, grammar))
+            submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, sampling_request.grammar))
             choices.append(
                 Choice(
                     worker.encoder,
@@ -164,8 +160,10 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
     ):
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
         raise invalid(message, param="spaces_between_special_tokens")
-    worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, array("I"))
-    check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
+    if sampling_request.thinking_token_budget is not None:
+        worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, array("I"))
+    if base.logit_bias or base.allowed_token_ids:
+        check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     return base
 
 

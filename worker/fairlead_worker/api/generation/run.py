@@ -33,7 +33,8 @@ class GenerationRun:
     generation_request: GenerationRequest
     span: Span
     start_time: float = field(default_factory=time.monotonic)
-    engine_spans: EngineSpans = field(init=False)
+    engine_spans: EngineSpans | None = field(init=False)
+    """None: the request is not traced."""
     _first: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By choice: the time of its first token, and the engine's stall seconds up to that time."""
     _last: dict[int, float] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class GenerationRun:
     """Seconds that other requests' prefill delayed decoding between first and last token, for the choice that waited longest."""
 
     def __post_init__(self) -> None:
-        self.engine_spans = EngineSpans(self.span, self.start_time)
+        self.engine_spans = EngineSpans(self.span, self.start_time) if self.span.is_recording else None
 
     async def deltas(self, generation: Generation) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
         """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine ended a sequence with an error."""
@@ -54,12 +55,13 @@ class GenerationRun:
                     yield deltas
                     await asyncio.sleep(0)
                     deltas, entries = [], 0
-                entries += sum(len(each.top_ids) for each in output.logprobs)
+                if output.logprobs:
+                    entries += sum(len(each.top_ids) for each in output.logprobs)
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
                 self._record_token(index, now)
-                if output.timing is not None:
+                if self.engine_spans is not None:
                     self.engine_spans.record(index, output, now)
                 try:
                     deltas.append((index, choice.process(output)))
@@ -94,7 +96,7 @@ class GenerationRun:
     def log_summary(self, request_id: str) -> None:
         """Log one line of JSON without any text or token of the request. `queue_ms` to `stall_ms` are those of the slowest sequence."""
         timings = [choice.timing for choice in self.generation_request.choices if choice.timing is not None]
-        usage = self.generation_request.usage()
+        usage, (cached, from_host) = self.generation_request.usage(), self.generation_request.count_cached_tokens()
         first = min((at for at, _ in self._first.values()), default=None)
         line: dict[str, Any] = {
             "request": request_id,
@@ -102,8 +104,8 @@ class GenerationRun:
             "prompts": len(self.generation_request.prompts),
             "sequences": len(self.generation_request.choices),
             "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "host_cached_tokens": self.generation_request.host_cached_tokens(),
+            "cached_tokens": cached,
+            "host_cached_tokens": from_host,
             "output_tokens": usage.completion_tokens,
             "queue_ms": _ms(max((timing.queue_seconds for timing in timings), default=None)),
             "prefill_ms": _ms(max((timing.prefill_seconds for timing in timings), default=None)),
@@ -113,7 +115,7 @@ class GenerationRun:
             "preemptions": sum(timing.preemptions for timing in timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
-        if self.span.is_recording:
+        if self.engine_spans is not None:
             self.engine_spans.finish(
                 self._last, {index: choice.output_tokens for index, choice in enumerate(self.generation_request.choices)}
             )
@@ -122,7 +124,7 @@ class GenerationRun:
                     "gen_ai.response.finish_reasons": ",".join(line["finish"]),
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "fairlead.cached_tokens": usage.cached_tokens,
+                    "fairlead.cached_tokens": cached,
                     "fairlead.preemptions": line["preemptions"],
                 }
             )

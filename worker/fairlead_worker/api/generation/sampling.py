@@ -76,6 +76,8 @@ class SamplingRequest:
     origin: RequestOrigin
     constraint: Constraint | None = None
     """The format that the answer must have."""
+    grammar: str = ""
+    """`constraint` as the engine takes it: the result of `Worker.compile_grammar`."""
     bad_words: tuple[str, ...] = ()
     """Words that must not be generated. They become `sampling.bad_words` once the tokenizer is known."""
     thinking_token_budget: int | None = None
@@ -84,8 +86,6 @@ class SamplingRequest:
     """vLLM's `truncate_prompt_tokens`."""
     truncates_end: bool = False
     """Drop the end of a prompt that is truncated, not its beginning."""
-    ends_at_context: bool = False
-    """Generate up to the end of the context if it has no room for `max_tokens`, instead of refusing the request."""
     output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
@@ -129,8 +129,8 @@ def build_sampling_request(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_value_or_default(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
-        logit_bias=_parse_logit_bias(request.logit_bias or {}),
-        allowed_token_ids=_parse_allowed_token_ids(request.allowed_token_ids),
+        logit_bias=() if request.logit_bias is None else _parse_logit_bias(request.logit_bias),
+        allowed_token_ids=() if request.allowed_token_ids is None else _parse_allowed_token_ids(request.allowed_token_ids),
         prompt_logprobs=prompt_logprobs,
     )
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
@@ -139,7 +139,7 @@ def build_sampling_request(
         most,
         base,
         seed,
-        _parse_stop(request.stop),
+        () if request.stop is None else _parse_stop(request.stop),
         n,
         best_of,
         logprobs is not None,
@@ -178,13 +178,11 @@ def derive_seed(seed: int, choice: int) -> int:
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
 
-def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int, from_end: bool = False) -> "array[int]":
+def truncate_prompt(prompt: "array[int]", most: int, max_tokens: int | None, limit: int, from_end: bool = False) -> "array[int]":
     """Apply vLLM's `truncate_prompt_tokens`: keep `most` tokens, or with -1 as many as leave room for the answer.
 
     Keep the last ones, or with `from_end` the first ones. Raise ApiError 400.
     """
-    if most is None:
-        return prompt
     if most == 0 or most > limit:
         raise invalid(f"truncate_prompt_tokens: {most} is neither -1 nor from 1 to {limit}", param="truncate_prompt_tokens")
     kept = max(1, limit - (max_tokens or 1) if most < 0 else most)
@@ -206,8 +204,8 @@ def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, fie
     return max_tokens
 
 
-def _parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _parse_stop(stop: str | list[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MAX_STOPS:
         raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
     if longest := next((stop for stop in stops if len(stop) > MAX_STOP_CHARACTERS), None):
@@ -244,10 +242,10 @@ def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(biases.items())
 
 
-def _parse_allowed_token_ids(given: list[int] | None) -> tuple[int, ...]:
-    if given is not None and not given:
+def _parse_allowed_token_ids(given: list[int]) -> tuple[int, ...]:
+    if not given:
         raise invalid("allowed_token_ids: an empty list allows nothing; leave it out to allow every token", param="allowed_token_ids")
-    return tuple(dict.fromkeys(given or ()))
+    return tuple(dict.fromkeys(given))
 
 
 def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) -> None:

@@ -29,21 +29,24 @@ GUIDED: dict[str, Kind] = {
 
 def parse_constraint(request: CommonRequest) -> Constraint | None:
     """Return the request's one answer format, or None without one. Raise ApiError 400."""
-    found = [
-        each
-        for each in (_parse_response_format(request.response_format), _parse_structured_outputs(request), *_parse_guided_fields(request))
-        if each is not None
-    ]
+    found: list[Constraint] = []
+    if request.response_format is not None and (constraint := _parse_response_format(request.response_format)) is not None:
+        found.append(constraint)
+    if request.structured_outputs is not None:
+        found.append(_parse_structured_outputs(request.structured_outputs))
+    for field, kind in GUIDED.items():
+        if (value := getattr(request, field)) is not None:
+            found.append(_build_constraint(kind, value, field, request.guided_whitespace_pattern))
     if len(found) > 1:
         names = ", ".join(each.field for each in found)
         raise invalid(f"{found[1].field}: an answer can have one form only, but {names} each ask for one", param=found[1].field)
     return found[0] if found else None
 
 
-def _parse_response_format(given: dict[str, Any] | None) -> Constraint | None:
+def _parse_response_format(given: dict[str, Any]) -> Constraint | None:
     kind = (given or {"type": "text"}).get("type")
     field = "response_format"
-    if given is None or kind == "text":
+    if kind == "text":
         return None
     if kind == "json_object":
         return Constraint("json", ANY_OBJECT, field)
@@ -58,10 +61,7 @@ def _parse_response_format(given: dict[str, Any] | None) -> Constraint | None:
     return _build_constraint("json", described["schema"], f"{field}.schema")
 
 
-def _parse_structured_outputs(request: CommonRequest) -> Constraint | None:
-    given = request.structured_outputs
-    if given is None:
-        return None
+def _parse_structured_outputs(given: dict[str, Any]) -> Constraint:
     field = "structured_outputs"
     given_options = {name: value for name, value in given.items() if value is not None and value is not False and name not in OPTIONS}
     kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -81,11 +81,6 @@ def _parse_structured_outputs(request: CommonRequest) -> Constraint | None:
     if form == "json_object":
         return Constraint("json", ANY_OBJECT, f"{field}.{form}", whitespace)
     return _build_constraint(form, given_options[form], f"{field}.{form}", whitespace)  # type: ignore[arg-type]  # the names of kinds
-
-
-def _parse_guided_fields(request: CommonRequest) -> list[Constraint]:
-    given = ((field, kind, getattr(request, field)) for field, kind in GUIDED.items())
-    return [_build_constraint(kind, value, field, request.guided_whitespace_pattern) for field, kind, value in given if value is not None]
 
 
 def _build_constraint(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:

@@ -1,11 +1,10 @@
 """`POST /v1/chat/completions`."""
 
-import dataclasses
 import time
 from array import array
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -30,14 +29,14 @@ from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare, resolve_sampling
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
+from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.output.custom_input import CustomInput, read_input
 from fairlead_worker.api.output.tool_choice import ToolUse, parse_tool_use
-from fairlead_worker.api.router_headers import USAGE, read_origin
+from fairlead_worker.api.replies import send_answer
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
 
@@ -83,9 +82,13 @@ class ChatFormatter:
         return shown
 
     def last_chunk(self, index: int, choice: Choice) -> ChatChunkChoice:
+        delta = self._delta(tool_calls=self._finish_inputs(index) or UNSET) if self._inputs else self._delta()
+        return ChatChunkChoice(index, delta, None, choice.client_finish_reason, choice.stop_reason)
+
+    def _finish_inputs(self, index: int) -> list[ToolCall]:
+        """Return the rest of the inputs of a choice's custom tools."""
         rest = [(call, custom.finish()) for (at, call), custom in self._inputs.items() if at == index]
-        calls = [ToolCall(index=call, custom=CustomCall(input=text)) for call, text in rest if text]
-        return ChatChunkChoice(index, self._delta(tool_calls=calls or UNSET), None, choice.client_finish_reason, choice.stop_reason)
+        return [ToolCall(index=call, custom=CustomCall(input=text)) for call, text in rest if text]
 
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> ChatChoice:
         message = _message(self._echo, self._events(delta), self._custom)
@@ -148,31 +151,17 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
                 reasoning=request.include_reasoning is not False,
                 echo=_echo(request),
             ),
-            stream=bool(request.stream),
             include_usage=stream_options is not None and bool(stream_options.include_usage),
             continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
             system_fingerprint=worker.system_fingerprint,
-            usage_comment=USAGE in context.headers,
         )
-        await send_openai_answer(context, worker, generation_request, options)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedChat:
-    """A validated chat. Only the context length is not checked yet."""
-
-    prompt: "array[int]"
-    sampling_request: SamplingRequest
-    tool_use: ToolUse
-    constraint: Constraint | None
-    grammar: str
-    """The result of `Worker.compile_grammar` for `constraint`."""
+        await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 
 async def check_chat(
     worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int, bounded: bool = True
-) -> CheckedChat:
-    """Validate a chat request and encode its prompt.
+) -> "tuple[array[int], SamplingRequest, ToolUse]":
+    """Return the prompt of a valid chat, its sampling and its tool rules. Only the context length is not checked yet.
 
     `prompt_tokens`: the prompt's token ids if the router has tokenized it. `size`: bytes of the body. `bounded`: refuse a prompt that is
     certainly too long before it is tokenized. Raises ApiError 400.
@@ -185,10 +174,10 @@ async def check_chat(
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
     prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin.salt, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
-    grammar = ""
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
-    return CheckedChat(prompt, sampling_request, tool_use, constraint, grammar)
+        sampling_request = replace(sampling_request, constraint=constraint, grammar=grammar)
+    return prompt, sampling_request, tool_use
 
 
 @asynccontextmanager
@@ -202,23 +191,22 @@ async def prepare_chat(
 ) -> "AsyncIterator[tuple[str, GenerationRequest, ToolUse]]":
     """Build the engine request of a chat, from any of the APIs. Yield the model name, the request and the tool rules.
 
-    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`, `ends_at_context` as in SamplingRequest.
+    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`, `ends_at_context` as in `prepare`.
     """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        chat = await check_chat(worker, context, request, prompt_tokens, size)
-        parsers = worker.output_parsers.build_parser_factory(chat.constraint, chat.tool_use, chat.prompt)
-        sampling_request = dataclasses.replace(chat.sampling_request, ends_at_context=ends_at_context)
-        yield model, prepare(worker, [chat.prompt], sampling_request, adapter, chat.grammar, parsers, field="messages"), chat.tool_use
+        prompt, sampling_request, tool_use = await check_chat(worker, context, request, prompt_tokens, size)
+        parsers = worker.output_parsers.build_parser_factory(sampling_request.constraint, tool_use, prompt)
+        yield model, prepare(worker, [prompt], sampling_request, adapter, parsers, "messages", ends_at_context), tool_use
 
 
 async def count_chat_tokens(worker: Worker, context: RequestContext, request: ChatRequest, size: int) -> int:
     """Return the number of prompt tokens of a chat, without a limit. Raise ApiError if generation would refuse it for another reason."""
     worker.check_model(request.model)
-    chat = await check_chat(worker, context, request, None, size, bounded=False)
-    resolve_sampling(worker, chat.sampling_request)
-    worker.check_tokens(chat.prompt, "messages")
-    return len(chat.prompt)
+    prompt, sampling_request, _ = await check_chat(worker, context, request, None, size, bounded=False)
+    resolve_sampling(worker, sampling_request)
+    worker.check_tokens(prompt, "messages")
+    return len(prompt)
 
 
 async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int) -> "array[int]":

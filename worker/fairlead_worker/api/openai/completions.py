@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from fairlead_worker.api.answers.completions import Completion, CompletionChoice, CompletionLogprobs
@@ -11,8 +12,9 @@ from fairlead_worker.api.generation.logprobs import CompletionLogprobsFormatter,
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
-from fairlead_worker.api.router_headers import USAGE, read_origin
+from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.replies import send_answer
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import CompletionRequest, parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
@@ -91,22 +93,20 @@ async def completions(worker: Worker, context: RequestContext) -> None:
         origin = read_origin(context, request.cache_salt, request.priority, request.user)
         sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
         prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, request, sampling_request)
-        constraint, grammar = sampling_request.constraint, ""
-        if constraint is not None:
+        if (constraint := sampling_request.constraint) is not None:
             grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
-        generation_request = prepare(worker, prompts, sampling_request, adapter, grammar)
+            sampling_request = replace(sampling_request, grammar=grammar)
+        generation_request = prepare(worker, prompts, sampling_request, adapter)
         stream_options = request.stream_options
         options = ReplyOptions(
             model=model,
             created=int(time.time()),
             formatter=CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request),
-            stream=bool(request.stream),
             include_usage=stream_options is not None and bool(stream_options.include_usage),
             continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
             system_fingerprint=worker.system_fingerprint,
-            usage_comment=USAGE in context.headers,
         )
-        await send_openai_answer(context, worker, generation_request, options)
+        await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 
 async def _prompts(worker: Worker, request: CompletionRequest, sampling_request: SamplingRequest) -> "list[array[int]]":

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from fairlead_common.protocols.answer import Answer
-from fairlead_worker.api import replies
 from fairlead_worker.api.answers.completions import (
     ChatChoice,
     ChatChunkChoice,
@@ -19,8 +18,6 @@ from fairlead_worker.api.answers.completions import (
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
-from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.worker import Worker
 
 ChunkChoice = ChatChunkChoice | CompletionChoice
 Chosen = TypeVar("Chosen", ChunkChoice, CompletionChoice | ChatChoice)
@@ -61,23 +58,14 @@ class ReplyOptions:
     model: str
     created: int
     formatter: ResponseFormatter
-    stream: bool
     include_usage: bool = False
     continuous_usage_stats: bool = False
     system_fingerprint: str | None = None
-    usage_comment: bool = False
-    """Send usage to the router in a comment, independent of what the client asks for."""
 
     def fill(self, kind: Callable[..., Filled], choices: Sequence[Answer], **fields: Any) -> Filled:
         """Return an answer of this kind."""
         head = {"id": self.formatter.id, "created": self.created, "model": self.model, "system_fingerprint": self.system_fingerprint}
         return kind(**head, choices=choices, **fields)
-
-
-async def send_openai_answer(context: RequestContext, worker: Worker, generation_request: GenerationRequest, options: ReplyOptions) -> None:
-    """Generate and send a response in OpenAI's format."""
-    writer = ChunkWriter(generation_request, options)
-    await replies.send_answer(context, worker, generation_request, writer, stream=options.stream, usage_comment=options.usage_comment)
 
 
 @dataclass(slots=True)

@@ -33,6 +33,8 @@ class OutputParsers:
 
     def build_constraint(self, requested: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Constraint | None:
         """Return the constraint of an answer to `prompt`. Raise ApiError 400 if the request has a format and also requires a call."""
+        if requested is None and not tool_use.functions:
+            return None
         forced = tool_use.build_constraint()
         if forced is not None and requested is not None and (requested.kind, requested.text) == ("json", ANY_OBJECT):
             requested = None  # the arguments of a call are a JSON object
@@ -51,10 +53,8 @@ class OutputParsers:
             constraint, reasoning=ReasoningMarkers(format.start, format.end, self._model_parsers.ends_in_reasoning(tail), format.answer)
         )
 
-    def build_thinking_budget(self, tokens: int | None, prompt: "array[int]") -> ThinkingBudget | None:
-        """Return the budget of an answer to `prompt`; None without one. Raise ApiError 400 if this model takes none."""
-        if tokens is None:
-            return None
+    def build_thinking_budget(self, tokens: int, prompt: "array[int]") -> ThinkingBudget | None:
+        """Return the budget of an answer to `prompt`; None after reasoning. Raise ApiError 400 if this model takes none."""
         markers, tail = self._thinking_markers, self._tail(prompt)
         if markers is None:
             raise invalid(f"thinking_token_budget: {self.budget_problem}; leave it out", param="thinking_token_budget")
@@ -68,7 +68,7 @@ class OutputParsers:
         constrained = constraint is not None and constraint.kind != "structural_tag"
         may_call = tool_use.is_required or constraint is None or constraint.kind not in _NO_CALLS
         options = ParserOptions(
-            tools=tool_use.tools if may_call else Tools(),
+            tools=tool_use.tools if may_call and tool_use.functions else Tools(),
             only_calls=tool_use.is_required,
             required_tool=tool_use.required_function,
             has_grammar=constrained,

@@ -91,6 +91,8 @@ class ToolUse:
 
 def parse_tool_use(request: ChatRequest) -> ToolUse:
     """Parse a request's `tools` and `tool_choice`. Raise ApiError 400 that names the field."""
+    if not request.tools and request.tool_choice is None:
+        return ToolUse()
     functions = [_parse_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
     if len(functions) > MAX_TOOLS:
         raise invalid(f"tools: at most {MAX_TOOLS}, not {len(functions)}", param="tools")

@@ -13,7 +13,7 @@ from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.answers.completions import PromptTokensDetails
 from fairlead_worker.api.answers.pooling import PromptUsage
 from fairlead_worker.api.engine.generation import Generation
-from fairlead_worker.api.engine.spans import EngineSpans
+from fairlead_worker.api.engine.spans import MAX_TRACED, EngineSpans
 from fairlead_worker.api.errors import ApiError, failed, invalid, too_long
 from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
@@ -126,11 +126,12 @@ class PoolingRun:
     async def execute(self, submits: Sequence[Submit]) -> None:
         self.worker.check_queue_limit(len(submits), submits[0].tenant)
         vectors: list[array[float]] = [array("f")] * len(submits)
-        spans = EngineSpans(self.span, self.start_time)
-        async with Generation(self.worker.engine, submits, spans.count) as generation:
+        spans = EngineSpans(self.span, self.start_time) if self.span.is_recording else None
+        async with Generation(self.worker.engine, submits, 0 if spans is None else MAX_TRACED) as generation:
             async for batch in generation.outputs():
                 for index, output in batch:
-                    spans.record(index, output, time.monotonic())
+                    if spans is not None:
+                        spans.record(index, output, time.monotonic())
                     vectors[index] = self._take(index, output)
         self.result.vectors, self.finish = vectors, "stop"
 

@@ -24,7 +24,6 @@ from fairlead_worker.api.protocols.anthropic_blocks import MessageBlocks
 from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat_request
 from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.replies import send_answer
-from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
@@ -98,7 +97,7 @@ async def messages(worker: Worker, context: RequestContext) -> None:
         # Claude Code asks for 32,000 tokens whatever the model's context is.
         async with prepare_chat(worker, context, request, prompt_tokens, len(raw), ends_at_context=True) as (model, generation_request, _):
             writer = MessagesWriter(context.request_id, model, body, generation_request)
-            await send_answer(context, worker, generation_request, writer, stream=bool(body.stream), usage_comment=USAGE in context.headers)
+            await send_answer(context, worker, generation_request, writer, stream=bool(body.stream))
 
 
 async def count_tokens(worker: Worker, context: RequestContext) -> None:

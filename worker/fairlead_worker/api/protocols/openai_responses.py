@@ -34,7 +34,6 @@ from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.protocols.openai_response_items import ResponseItems, Status
 from fairlead_worker.api.protocols.stored_responses import read_conversation, response_keys, save_response
 from fairlead_worker.api.replies import send_answer
-from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
@@ -180,5 +179,4 @@ async def responses(worker: Worker, context: RequestContext) -> None:
             id = context.request_id if stored_as is None else stored_as.first_id
             writer = ResponsesWriter(id, model, body, generation_request, worker.encoder, conversion.tools, save)
             before_end = None if save is None else writer.save
-            comment, stream = USAGE in context.headers, bool(body.stream)
-            await send_answer(context, worker, generation_request, writer, stream=stream, usage_comment=comment, before_end=before_end)
+            await send_answer(context, worker, generation_request, writer, stream=bool(body.stream), before_end=before_end)
