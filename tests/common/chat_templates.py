@@ -44,8 +44,15 @@ OWN = {
     "system first": "{% if messages[0].role == 'system' %}{{ messages[0].content + '' }}{% endif %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}" + _calls(_OBJECT) + "{% endfor %}",
+    "named results": _HEAD + "{% if m.role == 'tool' and m.name is not defined %}{{ raise_exception('name') }}{% endif %}" + _TEXT
+    + "{{ m.name or '' }}" + _calls(_OBJECT) + "{% endfor %}{{ tools | length if tools else '' }}",
+    "results with tools": _HEAD + "{% if m.role == 'tool' and not tools %}{{ raise_exception('tools') }}{% endif %}" + _TEXT
+    + _calls(_OBJECT) + "{% endfor %}",
     "no results": "{% for m in messages if m.role != 'tool' %}<{{ m.role }}>" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
-    # Ids.
+    # Turns, ids and keys.
+    "one answer": _HEAD + "{% if m.role == 'assistant' and not loop.first and loop.previtem.role == m.role %}"
+    "{{ raise_exception('two answers') }}{% endif %}" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
+    "whole calls": _HEAD + _TEXT + "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",
     "short ids": _HEAD + _TEXT + "{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{% endfor %}"
     "{% if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}" + _calls(_OBJECT) + "{% endfor %}",
 }  # fmt: skip

@@ -48,19 +48,19 @@ def normalize_calls(calls: Any, where: str, form: ArgumentForm, budget: Argument
         if not isinstance(function.get("name"), str):
             raise PromptError(f"{where}[{at}].function.name", f"must be a string, not {json_type(function.get('name'))}")
         function = {**function, "arguments": _convert(function.get("arguments"), form, budget)}
-        normal.append(
-            {"type": "function", **(call if flat is None or "function" in call else {"id": call.get("id")}), "function": function}
-        )
+        call = call if flat is None or "function" in call else {"id": call.get("id")}
+        # Some templates print the whole call, so its keys keep their order.
+        normal.append({**call, "type": call.get("type", "function"), "function": function})
     return normal
 
 
-def complete_calls(messages: list[Any]) -> list[Any]:
+def complete_calls(messages: list[Any], names_results: bool = False) -> list[Any]:
     """Return the messages with what templates need of calls and results.
 
     `function_call` and the role `function` of OpenAI's first API become a call and a result. A call without id gets one, and a result whose
-    id names no call gets that of the first call without result. Raises PromptError.
+    id names no call gets that of the first call without result. With `names_results` a result gets its function's name. Raises PromptError.
     """
-    completed, known, waiting = [], set[str](), dict[str, Any]()
+    completed, known, waiting = [], dict[str, Any](), dict[str, Any]()
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             completed.append(message)
@@ -71,13 +71,15 @@ def complete_calls(messages: list[Any]) -> list[Any]:
             calls = [_with_id(call, len(known) + number) for number, call in enumerate(calls)]
             message = {**message, "tool_calls": calls}
             waiting |= {str(call["id"]): call["id"] for call in calls if isinstance(call, dict)}
-            known |= waiting.keys()
-        elif message.get("role") == "tool" and waiting:
+            known |= {str(call["id"]): _function_name(call) for call in calls if isinstance(call, dict)}
+        elif message.get("role") == "tool" and known:
             id = str(message.get("tool_call_id"))
-            if id not in known:
+            if id not in known and waiting:
                 id = next(iter(waiting))
                 message = {**message, "tool_call_id": waiting[id]}
             waiting.pop(id, None)
+            if names_results and id in known and not message.get("name"):
+                message = {**message, "name": known[id]}
         completed.append(message)
     return completed
 
@@ -96,6 +98,11 @@ def _rename_first_api(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _with_id(call: Any, number: int) -> Any:
     return call if not isinstance(call, dict) or call.get("id") not in (None, "") else {**call, "id": f"call{number:05}"}
+
+
+def _function_name(call: dict[str, Any]) -> Any:
+    function = call.get("function", call)
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def short_id(id: str) -> str:

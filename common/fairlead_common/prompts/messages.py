@@ -73,7 +73,7 @@ class ChatRenderer:
         budget = ArgumentBudget()
         groups: list[list[dict[str, Any]]] = []
         by_call: dict[str, list[dict[str, Any]]] = {}
-        for at, message in enumerate(complete_calls(messages)):
+        for at, message in enumerate(complete_calls(messages, forms.names_results)):
             normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
             if len(normal) == 1 and not by_call:
                 groups.append(normal)

@@ -41,7 +41,9 @@ class MessageForms:
     keeps_calls: bool
     """False if the template does not render calls."""
     keeps_results: bool
-    """False if the template silently leaves out messages of the role tool."""
+    """False if the template leaves out messages of the role tool, or refuses them."""
+    names_results: bool
+    """True if the template requires the function's name in a result."""
     short_ids: bool
     """True if ids of calls must be nine letters and digits, as in Mistral's templates."""
     splits_calls: bool
@@ -72,6 +74,7 @@ class _Probe:
         """The styles found so far; before that, one in which the template renders a question at all."""
         self._none_count = 0
         """How often the word None is in a rendering that was given none."""
+        self._names_results = False
 
     def find(self) -> MessageForms:
         for style in ("text", "parts"):
@@ -89,6 +92,11 @@ class _Probe:
         plain = self._render(self._dialogues()[0]) or self._render(self._dialogues()[1]) or ""
         self._none_count = plain.count("None")
         beside, arguments = self._find_call_form()
+        if not self._keeps_result(beside, arguments):
+            self._names_results = True
+            named = self._find_call_form()
+            self._names_results = self._keeps_result(*named)
+            beside, arguments = named if self._names_results else (beside, arguments)
         self._styles["tool"] = self._find_style(self._call_dialogues(beside, arguments), "tool")
         self._styles["assistant"] = self._find_style([*self._dialogues(), self._text_beside_call(arguments)], "assistant")
         until_result = self._call_dialogues(beside, arguments)[0]
@@ -103,7 +111,8 @@ class _Probe:
             without_calls=self._find_empty_answer(),
             arguments=arguments,
             keeps_calls=keeps_calls,
-            keeps_results=self._count(until_result, (RESULT,)) != 0,
+            keeps_results=self._keeps_result(beside, arguments),
+            names_results=self._names_results,
             short_ids=keeps_calls and any(self._count(self._call_dialogues(beside, arguments, id)[0], (CALL,)) < 0 for id in _OTHER_IDS),
             splits_calls=keeps_calls and self._must_split_calls(beside, arguments),
             splits_text={thinks: keeps_calls and self._must_split_text(beside, arguments, thinks) for thinks in (False, True)},
@@ -112,6 +121,9 @@ class _Probe:
 
     def _message(self, role: str, text: str) -> Message:
         return {"role": role, "content": text_in_style(text, self._styles.get(role, "text"))}
+
+    def _result(self, text: str, id: str, name: str) -> Message:
+        return {**self._message("tool", text), "tool_call_id": id, **({"name": name} if self._names_results else {})}
 
     def _dialogues(self) -> list[list[Message]]:
         """Return a conversation with a system message, which some templates refuse, and the same without."""
@@ -122,7 +134,7 @@ class _Probe:
     def _call_dialogues(self, beside: Message, arguments: ArgumentForm, id: str = _ID) -> list[list[Message]]:
         """Return conversations with a call: one that ends with its result, and one that goes on after an answer."""
         said = {"role": "assistant", **beside, "tool_calls": [make_call(id, CALL, arguments)]}
-        result = {**self._message("tool", RESULT), "tool_call_id": id}
+        result = self._result(RESULT, id, CALL)
         until_result = [self._message("user", QUESTION), said, result]
         return [until_result, [*until_result, self._message("assistant", ANSWER), self._message("user", NEXT)]]
 
@@ -179,6 +191,9 @@ class _Probe:
         self._styles["tool"] = "text" if self._styles["user"] != "parts" else "parts"
         return found
 
+    def _keeps_result(self, beside: Message, arguments: ArgumentForm) -> bool:
+        return self._count(self._call_dialogues(beside, arguments)[0], (RESULT,)) > 0
+
     def _score_calls(self, beside: Message, arguments: ArgumentForm) -> int:
         until_result, whole = self._call_dialogues(beside, arguments)
         wanted = (QUESTION, CALL, KEY, VALUE, RESULT)
@@ -205,10 +220,7 @@ class _Probe:
 
     def _must_split_calls(self, beside: Message, arguments: ArgumentForm) -> bool:
         calls = [make_call(_ID, CALL, arguments), make_call(_OTHER_ID, OTHER_CALL, arguments)]
-        results = [
-            {**self._message("tool", RESULT), "tool_call_id": _ID},
-            {**self._message("tool", OTHER_RESULT), "tool_call_id": _OTHER_ID},
-        ]
+        results = [self._result(RESULT, _ID, CALL), self._result(OTHER_RESULT, _OTHER_ID, OTHER_CALL)]
         said = {"role": "assistant", **beside}
         question = self._message("user", QUESTION)
         whole = [question, {**said, "tool_calls": calls}, *results]
@@ -228,9 +240,10 @@ class _Probe:
 
     def _find_order(self, until_result: list[Message]) -> TurnOrder:
         """Return the orders of turns that render. Each that does not is arranged by `arrange` with what was found before."""
-        system, question, answer, following, _ = self._dialogues()[0]
+        system, question, answer, following, last = self._dialogues()[0]
         other = self._message("system", LAST)
-        order = replace(TurnOrder(), repeated=self._keeps([question, following, answer], (QUESTION, NEXT), TurnOrder(repeated=False)))
+        twice = (([question, following, answer], (QUESTION, NEXT)), ([question, answer, last, following], (ANSWER, LAST)))
+        order = TurnOrder(repeated=all(self._keeps(*each, TurnOrder(repeated=False)) for each in twice))
         found = self._keeps([system, question], (SYSTEM, QUESTION), replace(order, system=False, later_system=False))
         order = replace(order, system=found, later_system=found)
         if found:

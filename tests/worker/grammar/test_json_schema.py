@@ -119,6 +119,8 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
     "unevaluatedProperties": (OBJECT | {"properties": {"a": INTEGER}, "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
     "uniqueItems that says nothing": ({"type": "array", "uniqueItems": True, "maxItems": 1, "items": INTEGER}, ["[1]"], ["[1,1]"]),
     "multiples": ({"type": "number", "multipleOf": 0.1, "minimum": 0.3, "exclusiveMaximum": 0.7}, ["0.3", "0.6"], ["0.2", "0.7", "0.35"]),
+    "bounds of a long": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["5", "-123456789012345678"], ["0.5"]),
+    "bounds of a float": ({"type": "number", "minimum": -1.7e308, "exclusiveMaximum": 1.7e308}, ["5", "-0.25"], ["true"]),
     "one multiple": ({"type": "number", "multipleOf": 0.1, "minimum": 0.3, "maximum": 0.3}, ["0.3"], ["0.2", "0.4"]),
     "optional endless branch": (
         {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}}, "properties": {"n": {"$ref": "#/$defs/n"}}}
@@ -226,6 +228,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "/properties/x",
         "nothing satisfies",
     ),
+    "no schema": ({"type": "object", "properties": {"a": "string"}}, "/properties/a", "must be a schema"),
     "no multiple": ({"type": "number", "multipleOf": 0.25, "minimum": 0.3, "maximum": 0.4}, "/multipleOf", "no multiple of 0.25"),
     "number of properties": (OBJECT | {"properties": {"a": {}}, "minProperties": 1}, "/minProperties", "required"),
     "bound of another type": ({"items": INTEGER | {"minimum": "3"}}, "/items/minimum", "must be a number"),

@@ -118,6 +118,68 @@ def test_a_call_without_some_of_its_tags_is_read(parser: str, written: str) -> N
     assert (calls_of(message), reason) == ([("f", {"s": "hi", "i": 5})], "tool_calls")
 
 
+F = '{"name": "f", "arguments": {"s": "hi", "i": 5}}'
+ARGUMENTS = '{"s": "hi", "i": 5}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        *(("hermes", f"<tool_call>\n{each}\n</tool_call>") for each in (F[:-1], F + "}", f"[{F}]", f"```json\n{F}\n```")),
+        *(("llama3_json", each) for each in (f"[{F}]", f"<|python_tag|>[{F}]<|python_end|>", F.replace('"name"', '"function"'))),
+        ("phi4_mini", f"functools[{F}]"),
+        ("deepseek_v3", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{ARGUMENTS}<｜tool▁calls▁end｜>"),
+        ("deepseek_v3", f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("kimi_k2", f"<|tool_call_begin|>functions.f<|tool_call_argument_begin|>{ARGUMENTS}<|tool_calls_section_end|>"),
+        (
+            "deepseek_v32",
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s">hi</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="i">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        ),
+    ],
+)
+def test_no_markup_of_a_call_is_text(parser: str, written: str) -> None:
+    message, reason = read(ModelParsers(parser), written)
+    assert (message.text, calls_of(message), reason) == ("", [("f", {"s": "hi", "i": 5})], "tool_calls")
+
+
+def test_calls_in_a_list_of_another_form_are_all_read() -> None:
+    for parser, written in (
+        ("hermes", f"<tool_call>\n[{F}, {F}]\n</tool_call>"),
+        ("llama3_json", f"{F}, {F}"),
+        ("llama3_json", f"[{F}, {F}]"),
+    ):
+        message, reason = read(ModelParsers(parser), written)
+        assert (message.text, calls_of(message), reason) == ("", [("f", {"s": "hi", "i": 5})] * 2, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "VALUE"}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": {"s": "VALUE"}, "name": "f"}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"s": "VALUE"}'),
+        ("kimi_k2", '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"s": "VALUE"}<|tool_call_end|>'),
+        ("pythonic", '[f(s="VALUE")]'),
+        ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "VALUE"}<|call|>'),
+    ],
+)
+def test_a_string_may_have_line_breaks(parser: str, written: str) -> None:
+    options = ParserOptions(Tools({"f": OPTIONS.tools.schemas["f"]}))
+    models = ModelParsers(parser, "harmony" if parser == "harmony" else "")
+    for value in ("a\n\tb\r\n", "\n"):
+        message, reason = read(models, written.replace("VALUE", value), options=options)
+        assert (calls_of(message), reason) == ([("f", {"s": value})], "tool_calls")
+
+
+def test_a_line_break_after_a_backslash_is_no_string_of_json() -> None:
+    assert read(ModelParsers("mistral"), '[TOOL_CALLS]f[ARGS]{"s": "a\\\nb"}')[1] == "stop"
+
+
+def test_a_parameter_that_comes_twice_is_no_whole_call() -> None:
+    assert read(ModelParsers("qwen3_coder"), CALL.replace("<parameter=i>\n5", "<parameter=s>\nho"))[1] == "stop"
+
+
 @pytest.mark.parametrize(
     "value", ["<parameter=other>\nx", "a\n<parameter=s>\nx", "</function> and </tool_call> are tags", "a </function>\n</tool_call>\nb"]
 )
@@ -160,6 +222,18 @@ def test_a_value_without_any_end_is_no_whole_call() -> None:
 @pytest.mark.parametrize("nothing", ["null", "{}"])
 def test_null_arguments_are_none(parser: str, written: str, nothing: str) -> None:
     message, reason = read(ModelParsers(parser), written.replace("NOTHING", nothing))
+    assert (message.text, calls_of(message), reason) == ("", [("now", {})], "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("parser", "thinking", "written"),
+    [
+        ("kimi_k2", "", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        ("harmony", "harmony", "<|channel|>commentary to=functions.now<|message|><|call|>"),
+    ],
+)
+def test_no_arguments_before_the_end_of_a_call_are_none(parser: str, thinking: str, written: str) -> None:
+    message, reason = read(ModelParsers(parser, thinking), written)
     assert (message.text, calls_of(message), reason) == ("", [("now", {})], "tool_calls")
 
 

@@ -17,6 +17,8 @@ _TYPES = ("null", "boolean", "string", "array", "object", "number")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 MAX_DECIMAL = 1e15
 """Larger bounds are left to the compiler."""
+MAX_BOUND = 10**18
+"""The compiler knows no lower bounds below those of 64 bits, as of a Java long (-2^63) or a float. Answers keep within this one."""
 MAX_MULTIPLES = 512
 """Multiples that are listed one by one."""
 _COMPOSING = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not", "dependentSchemas")
@@ -60,6 +62,9 @@ class _Rewriter:
         new: Node = {}
         for key, value in node.items():
             if key in NAMED and isinstance(value, dict):
+                for name, each in value.items():
+                    if key == "properties" and not isinstance(each, dict | bool):
+                        raise SchemaError(join(pointer, key, name), 'must be a schema, such as {"type": "string"}, or true or false')
                 new[key] = {name: self.rewrite(each, join(pointer, key, name)) for name, each in value.items()}
             else:
                 new[key] = value if key in DATA else self.rewrite(value, join(pointer, key))
@@ -69,6 +74,7 @@ class _Rewriter:
         _rename_unevaluated(new)
         _rewrite_not(new)
         _rewrite_property_names(new)
+        _limit_bounds(new)
         _list_multiples(new, pointer)
         rewrite_string(new)
         if "oneOf" in new:
@@ -161,6 +167,13 @@ def _rewrite_property_names(node: Node) -> None:
         return
     node["additionalProperties"] = False
     del node["propertyNames"]
+
+
+def _limit_bounds(node: Node) -> None:
+    for keys, sign in (_BOUNDS[::2], -1), (_BOUNDS[1::2], 1):
+        for key in keys:
+            if isinstance(node.get(key), int | float) and sign * node[key] > MAX_BOUND and not {"const", "enum"} & node.keys():
+                node[key] = sign * MAX_BOUND
 
 
 def _list_multiples(node: Node, pointer: str) -> None:

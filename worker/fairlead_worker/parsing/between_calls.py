@@ -12,7 +12,8 @@ class BetweenCalls:
     """Consumes closing markup. Returns text that is not markup to the next stage."""
 
     tail: str
-    """Pattern with the group `more` where another call begins, or `close` after the last call. Empty: calls have no closing markup."""
+    """Pattern with the group `more` where another call begins, `close` after the last call, or `part` of the markup before one of these.
+    Empty: calls have no closing markup."""
     next_call: Callable[[], Stage]
     """Creates the stage of another call, which starts at `more`."""
     next_stage: Stage
@@ -26,4 +27,4 @@ class BetweenCalls:
             return ("" if final else text), self
         if found.groupdict().get("more"):
             return text[found.start("more") :], self.next_call()
-        return text[found.end() :], self.next_stage
+        return text[found.end() :], self if found.groupdict().get("part") else self.next_stage

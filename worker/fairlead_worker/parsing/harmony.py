@@ -4,12 +4,13 @@
 (https://github.com/openai/harmony, docs/format.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import regex
 
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.reasoning import ReasoningFormat
+from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
@@ -55,6 +56,8 @@ class _Body:
 
     kind: str
     next_stage: Stage
+    scanner: Scanner = field(default_factory=lambda: Scanner(outside=None))
+    is_empty: bool = True
 
     @property
     def is_reasoning(self) -> bool:
@@ -64,6 +67,8 @@ class _Body:
         at, marker = find_marker(text, _ENDS)
         if marker:
             self._emit(text[:at], sink)
+            if self.kind == "call" and self.is_empty:
+                sink.add_arguments("{}")
             self._end_message(sink)
             return text[at if marker in _STARTS else at + len(marker) :], self.next_stage
         keep = 0 if final else count_overlap(text, _ENDS)
@@ -74,11 +79,13 @@ class _Body:
         return text[len(text) - keep :], self
 
     def _emit(self, text: str, sink: EventSink) -> None:
+        self.is_empty &= not text.strip()
         match self.kind:
             case "reasoning":
                 sink.add_reasoning(text)
             case "call":
-                sink.add_arguments(text)
+                self.scanner.scan(text)
+                sink.add_arguments(self.scanner.escape_controls(text))
             case _:
                 sink.add_text(text)
 

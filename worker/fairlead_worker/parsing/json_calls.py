@@ -13,7 +13,7 @@ from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.pythonic import parse_literal
-from fairlead_worker.parsing.scanner import PYTHON_OUTSIDE, Scanner
+from fairlead_worker.parsing.scanner import PYTHON_OUTSIDE, Scanner, escape_controls
 from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
 
 _HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{|null)'
@@ -29,10 +29,10 @@ class JsonFormat:
     markers: tuple[str, ...]
     """Each of them begins calls, anywhere in an answer."""
     head: str
-    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments, or `null` for none), `object`
+    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments; else there are none), `object`
     (the brace of an object that holds both; without it, nothing surrounds the arguments), and `id` (what the call's id is made of)."""
     tail: str = ""
-    """Markup between and after calls: `more` where another call begins, `close` after the last. Empty: calls end with their arguments."""
+    """Markup between and after calls, as in `BetweenCalls`."""
     any_object: str = ""
     """Start (`open`) of an object whose keys have another order than in `head`. Empty: not supported."""
     at_start: str = ""
@@ -51,7 +51,7 @@ class JsonFormat:
             sink.begin_call(found["name"], groups.get("id") or "")
             if groups.get("object"):
                 scanner.scan(text[found.start("object") : at])
-            if found["open"] == "null":
+            if found["open"] != "{":
                 sink.add_arguments("{}")
                 sink.end_call()
                 return text[found.end() :], _Closing(self, scanner, next_stage) if scanner.depth else self.after_call(next_stage)
@@ -74,18 +74,18 @@ class JsonFormat:
 JSON_CALLS: dict[str, JsonFormat] = {
     "hermes": JsonFormat(
         ("<tool_call>",),
-        rf"\s*(?:<tool_call>)?\s*{_HEAD}",
-        r"\s*(?:(?P<close></tool_call>)|(?P<more>\{))",
-        r"\s*(?P<open>\{)",
+        rf"\s*(?:<tool_call>)?\s*(?:```(?:json)?)?{_LIST_HEAD}",
+        r"\s*\}?\s*\]?\s*(?:```)?\s*(?:(?P<close></tool_call>)|,?\s*(?P<more>\{))",
+        _LIST_ANY,
         "{",
         only_head_at_start=True,
     ),
     "llama3_json": JsonFormat(
         ("<|python_tag|>", "<|python_start|>"),
-        rf"\s*{_HEAD}",
-        r"\s*(?:;?\s*(?P<more>\{)|(?P<close><\|python_end\|>))",
-        r"\s*(?P<open>\{)",
-        "{",
+        _LIST_HEAD,
+        r"\s*(?:[;,]?\s*(?P<more>\{)|(?P<part>\])|(?P<close><\|python_end\|>))",
+        _LIST_ANY,
+        "{[",
     ),
     "mistral": JsonFormat(
         ("[TOOL_CALLS]",),
@@ -96,20 +96,23 @@ JSON_CALLS: dict[str, JsonFormat] = {
     "deepseek_v3": JsonFormat(
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         r"\s*(?:<｜tool▁calls▁begin｜>)?\s*(?:<｜tool▁call▁begin｜>){0,2}"
-        rf"(?:function<｜tool▁sep｜>{NAME}\s*(?:```json)?\s*(?P<open>\{{|null)|{NAME}<｜tool▁sep｜>\s*(?P<open>\{{|null))",
-        r"\s*(?:```\s*)?<｜tool▁call▁end｜>\s*(?:(?P<more><｜tool▁call▁begin｜>)|(?P<close><｜tool▁calls▁end｜>))",
+        rf"(?:function<｜tool▁sep｜>{NAME}|{NAME}<｜tool▁sep｜>)\s*(?:```json)?\s*(?P<open>\{{|null)",
+        r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:(?P<more><｜tool▁call▁begin｜>)|(?P<close><｜tool▁calls▁end｜>))",
     ),
     "kimi_k2": JsonFormat(
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-        r"\s*(?:<\|tool_calls_section_begin\|>)?\s*(?:<\|tool_call_begin\|>){0,2}\s*(?:functions\.)?(?P<name>[^\s:<>|]{1,256}):(?P<id>\d{1,6})"
-        r"\s*(?:<\|tool_call_argument_begin\|>){1,2}\s*(?P<open>\{|null)",
-        r"\s*<\|tool_call_end\|>\s*(?:(?P<more><\|tool_call_begin\|>)|(?P<close><\|tool_calls_section_end\|>))",
+        r"\s*(?:<\|tool_calls_section_begin\|>)?\s*(?:<\|tool_call_begin\|>){0,2}\s*(?:functions\.)?(?P<name>[^\s:<>|]{1,256})(?::(?P<id>\d{1,6}))?"
+        r"\s*(?:<\|tool_call_argument_begin\|>){1,2}\s*(?P<open>\{|null|(?=<\|tool_call_end\|>))",
+        r"\s*(?:<\|tool_call_end\|>)?\s*(?:(?P<more><\|tool_call_begin\|>)|(?P<close><\|tool_calls_section_end\|>))",
     ),
     "granite": JsonFormat(
         ("<|tool_call|>", "<tool_call>"), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]|</tool_call>))", _LIST_ANY
     ),
     "phi4_mini": JsonFormat(
-        ("<|tool_call|>",), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|\]?\s*(?P<close><\|/tool_call\|>))", _LIST_ANY
+        ("<|tool_call|>", "functools["),
+        _LIST_HEAD,
+        r"\s*(?:,\s*(?P<more>\{)|(?P<part>\])|(?P<close><\|/tool_call\|>))",
+        _LIST_ANY,
     ),
 }  # fmt: skip
 FORCED_CALLS = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
@@ -172,7 +175,7 @@ class NamedCall:
 
 @dataclass(slots=True)
 class _Arguments:
-    """The object of a call's arguments, which is passed on unchanged."""
+    """The object of a call's arguments, which is passed on as it is if it is JSON."""
 
     format: JsonFormat
     scanner: Scanner
@@ -183,7 +186,7 @@ class _Arguments:
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text, self.depth)
-        sink.add_arguments(text[:used])
+        sink.add_arguments(self.scanner.escape_controls(text[:used]))
         if not ended and used < len(text):
             python = match(_PYTHON, text[used:], partial=not final)
             if python is not None and python.partial:
@@ -211,9 +214,8 @@ class _Closing:
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
-        if ended:
-            return text[used:], self.format.after_call(self.next_stage)
-        return text[used:], self if used == len(text) else self.next_stage
+        # Some models leave out the last brace.
+        return text[used:], self if used == len(text) and not ended else self.format.after_call(self.next_stage)
 
 
 @dataclass(slots=True)
@@ -250,7 +252,7 @@ def _parse_call(written: str) -> tuple[str, str] | None:
     if not isinstance(value, dict):
         return None
     given = value["function"] if isinstance(value.get("function"), dict) else value
-    name, arguments = given.get("name"), given.get("arguments", given.get("parameters"))
+    name, arguments = given.get("name", given.get("function")), given.get("arguments", given.get("parameters"))
     if isinstance(arguments, str) and arguments.strip():
         arguments = _decode(arguments)
         if arguments is None:
@@ -263,6 +265,7 @@ def _parse_call(written: str) -> tuple[str, str] | None:
 
 def _decode(written: str) -> Any:
     """Return the value of a JSON text, or of one that Python writes, as some models do; None for anything else."""
+    written = escape_controls(written)
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

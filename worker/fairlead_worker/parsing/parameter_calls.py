@@ -86,14 +86,14 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
         ("</invoke>", "</minimax:tool_call>"),
     ),
     "deepseek_v32": ParameterFormat(
-        ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="'),
-        rf'\s*(?:<｜DSML｜function_calls>)?\s*(?:<｜DSML｜invoke name=")?{NAME}">',
-        r'\s*(?:</｜DSML｜parameter>)?\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})" string="(?P<string>true|false)">'
-        r"|(?P<end></｜DSML｜invoke>|(?=</｜DSML｜function_calls>)))",
+        ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'),
+        rf'\s*(?:<｜DSML｜(?:function|tool)_calls>)?\s*(?:<｜DSML｜invoke name=")?{NAME}">',
+        r'\s*(?:</｜DSML｜parameter>)?\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})"(?: string="(?P<string>true|false)")?>'
+        r"|(?P<end></｜DSML｜invoke>|(?=</｜DSML｜(?:function|tool)_calls>)))",
         "</｜DSML｜parameter>",
-        r"\s*(?:</｜DSML｜invoke>)?\s*(?:(?P<close></｜DSML｜function_calls>)|(?P<more><｜DSML｜invoke ))",
+        r"\s*(?:</｜DSML｜invoke>)?\s*(?:(?P<close></｜DSML｜(?:function|tool)_calls>)|(?P<more><｜DSML｜invoke ))",
         '<｜DSML｜parameter name="',
-        ("</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
+        ("</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
     ),
 }
 """Models leave out the tags around a call, or the end of a value or a call, or double them. So the first tag of a call is a marker too."""
@@ -110,10 +110,8 @@ class _Parameters:
     """JSON text before the next parameter."""
     given: set[str] = field(default_factory=set)
     """Names of the parameters so far, which no further tag can begin."""
-    is_cut: bool = False
-    """A value had no end of its own: it ended at the tag of another parameter."""
     is_doubtful: bool = False
-    """The parameter that cut a value came again, so that its first tag was text."""
+    """A parameter came again: its first tag may have been text."""
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -129,7 +127,7 @@ class _Parameters:
                 sink.end_call()
             return text[found.end() :], self.format.after_call(self.next_stage)
         key = groups["key"].strip()
-        self.is_doubtful |= self.is_cut and key in self.given
+        self.is_doubtful |= key in self.given
         self.given.add(key)
         is_string = groups.get("string")
         kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
@@ -153,7 +151,6 @@ class _Parameters:
             if ends is None:
                 return _before_breaks(text, at), None
             if ends:
-                self.is_cut |= tag == format.next_parameter
                 return _before_breaks(text, at), text[at:]
             start = at + 1
 

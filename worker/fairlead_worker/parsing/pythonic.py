@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import CallHead
-from fairlead_worker.parsing.scanner import Scanner
+from fairlead_worker.parsing.scanner import Scanner, escape_controls
 from fairlead_worker.parsing.stage import EventSink, Stage
 
 _HEAD = r"\s*\[\s*(?P<name>[A-Za-z_][\w.]{0,255})\s*\("
@@ -62,7 +62,7 @@ class _Calls:
 def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
     """Return (name, arguments) of each call, or None for anything else. Only literals are read; nothing is executed."""
     try:
-        tree = ast.parse(written, mode="eval").body
+        tree = ast.parse(escape_controls(written), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if not isinstance(tree, ast.List) or not tree.elts:
