@@ -105,6 +105,13 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "ImagePullBackOff",
         "node's processor",
     ),
+    (
+        "pull, again",
+        waiting("ImagePullBackOff", 'Back-off pulling "a": ErrImagePull: not found'),
+        None,
+        "ImagePullBackOff",
+        "worker:1: not found",
+    ),
     ("pull, network", waiting("ErrImagePull", "dial tcp: no such host"), None, "ImagePullBackOff", "cannot reach the registry"),
     ("image name", waiting("InvalidImageName", "couldn't parse image name"), None, "InvalidImageName", "in lower case"),
     ("never pull", waiting("ErrImageNeverPull", "not present"), None, "ErrImageNeverPull", "imagePullPolicy"),
@@ -225,6 +232,13 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ),
     ("killed for an unknown reason", ended(code=137, restartCount=1), None, "Crashed", "code 137"),
     ("not ready", RUNNING, ("Unhealthy", "Readiness probe failed: HTTP 503"), "NotReady", "Readiness probe failed: HTTP 503"),
+    (
+        "not ready after a crash",
+        {"containerStatuses": [container({"running": {}}, {"terminated": {"exitCode": 1, "message": "x"}}, started=True)]},
+        None,
+        "NotReady",
+        "draining",
+    ),
     (
         "no claim to mount",
         CREATING,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.chart.test_variants import VARIANTS, objects, variants
+from tests.operator.chart.test_variants import objects, variants
 from tests.operator.support import apiserver
-from tests.operator.support.chart import CHART, everything, template
+from tests.operator.support.chart import CHART
 from tests.operator.support.openapi import LOCATION, write_schemas
 
 EXAMPLES = sorted((CHART.parents[1] / "examples").glob("*.yaml"))
@@ -39,14 +39,9 @@ def check(schemas: Path, documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @variants
-def test_every_field_of_each_variant_is_in_the_schema(schemas: Path, variant: Path) -> None:
-    assert check(schemas, objects(variant))["summary"]["invalid"] == 0
-    assert len(VARIANTS) >= 6
-
-
-def test_every_field_of_the_chart_with_everything_is_in_the_schema(schemas: Path) -> None:
-    result = check(schemas, template(*everything()))
-    assert result["summary"]["invalid"] == 0 and result["summary"]["valid"] >= 25, result
+def test_every_field_of_each_variant_is_in_the_schema(schemas: Path, variant: str) -> None:
+    result = check(schemas, objects(variant))
+    assert result["summary"]["invalid"] == 0 and result["summary"]["valid"] > 0, result
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -65,7 +60,7 @@ def test_every_field_of_the_examples_is_in_the_schema(schemas: Path, example: Pa
     ],
 )
 def test_a_wrong_field_is_found(schemas: Path, kind: str, path: tuple[Any, ...], value: Any) -> None:
-    made = template(*everything())
+    made = objects("everything")
     target: Any = next(each for each in made if each["kind"] == kind)
     for key in path[:-1]:
         target = target[key]

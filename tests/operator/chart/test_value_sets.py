@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator.chart.test_schemas import check
+from tests.operator.chart.test_schemas import check, schemas
 from tests.operator.support import apiserver
 from tests.operator.support.chart import CHART, helm, load
-from tests.operator.support.openapi import LOCATION, write_schemas
+
+__all__ = ["schemas"]  # the fixture
 
 TAINTS = {"tolerations": [{"key": "dedicated", "operator": "Equal", "value": "1", "effect": "NoSchedule"}], "nodeSelector": {"pool": "1e3"}}
 LIMITS = {"resources": {"requests": {"cpu": 0.5, "memory": "128Mi"}, "limits": {"cpu": 1, "memory": "512Mi", "ephemeral-storage": "1Gi"}}}
@@ -54,15 +55,6 @@ SETS: dict[str, dict[str, Any]] = {
     "rollout": {"rollout": {"paused": True, "maxSurgeGPUs": 0, "maxErrorRateIncrease": "0%"}, "hub": {"endpoint": ""}},
 }
 PARTS = 4
-
-
-@pytest.fixture(scope="module")
-def schemas(server: apiserver.ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if apiserver.program("kubeconform") is None:
-        pytest.skip("kubeconform not found: run `make kubernetes` once (root on Debian, Go 1.26; minutes)")
-    folder = tmp_path_factory.mktemp("schemas")
-    assert write_schemas(server, folder) > 100 and LOCATION
-    return folder
 
 
 @pytest.mark.parametrize("part", range(PARTS))

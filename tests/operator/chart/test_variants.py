@@ -1,24 +1,36 @@
 """Every variant of the chart: a real API server takes it, its pods are restricted, and its roles name what they allow."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.chart import CHART, PROMETHEUS, rendered, template
+from tests.operator.support.chart import CHART, PROMETHEUS, everything, load, rendered, template
 
 VALUES = Path(__file__).parents[1] / "data" / "values"
 AIR_GAPPED = CHART / "values-air-gapped.yaml"
-DEFAULTS = VALUES / "defaults"  # no file: the chart's own values
-VARIANTS = [DEFAULTS, AIR_GAPPED, *sorted(VALUES.glob("*.yaml"))]
+EVERYTHING = (*everything(), "--set=test.keySecret.name=keys")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "everything": EVERYTHING,
+    "everything-watched": (*EVERYTHING, "--set=watch.namespaces[0]=watched"),
+    "air-gapped": ("-f", str(AIR_GAPPED)),
+    **{path.stem: ("-f", str(path)) for path in sorted(VALUES.glob("*.yaml"))},
+}
 MONITORS = (*PROMETHEUS, "--api-versions=monitoring.coreos.com/v1/ServiceMonitor")
 MANIFESTS = ("Deployment", "Pod", "InferenceService")
-variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda path: path.stem.removeprefix("values-"))
+variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def objects(variant: Path) -> list[dict[str, Any]]:
-    return template(*MONITORS, *([] if variant is DEFAULTS else ["-f", str(variant)]))
+@cache
+def text_of(variant: str) -> str:
+    return rendered(*MONITORS, *VARIANTS[variant])
+
+
+def objects(variant: str) -> list[dict[str, Any]]:
+    return load(text_of(variant))
 
 
 def one(made: list[dict[str, Any]], kind: str, end: str) -> dict[str, Any]:
@@ -33,7 +45,7 @@ def pod_specs(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @variants
-def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: apiserver.ApiServer, variant: Path) -> None:
+def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: apiserver.ApiServer, variant: str) -> None:
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     for name in ("fairlead-system", "watched"):
         if server.get(f"/api/v1/namespaces/{name}") is None:
@@ -45,7 +57,7 @@ def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: a
 
 
 @variants
-def test_pods_of_each_variant_are_restricted(variant: Path) -> None:
+def test_pods_of_each_variant_are_restricted(variant: str) -> None:
     made = objects(variant)
     for pod in pod_specs(made):
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -57,22 +69,30 @@ def test_pods_of_each_variant_are_restricted(variant: Path) -> None:
             assert security["capabilities"] == {"drop": ["ALL"]} and "hostPort" not in str(container.get("ports"))
 
 
+def test_the_chart_with_everything_has_each_kind() -> None:
+    made = objects("everything")
+    kinds = {"NetworkPolicy", "PodDisruptionBudget", "ValidatingAdmissionPolicy", "Pod", "InferenceService"}
+    assert kinds <= {each["kind"] for each in made} and len(pod_specs(made)) == 3
+
+
 @variants
-def test_roles_of_each_variant_have_no_wildcard_and_subjects_exist(variant: Path) -> None:
+def test_roles_of_each_variant_have_no_wildcard_and_subjects_exist(variant: str) -> None:
     made = objects(variant)
     (account,) = {
         each["spec"]["template"]["spec"]["serviceAccountName"]
         for each in made
         if "operator" in each["metadata"]["name"] and each["kind"] == "Deployment"
     }
-    for role in (each for each in made if each["kind"] in ("Role", "ClusterRole")):
-        assert not [rule for rule in role["rules"] if "*" in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]]
+    for rule in (rule for each in made if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]):
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+        if "secrets" in rule["resources"] and "resourceNames" not in rule:
+            assert set(rule["verbs"]) <= {"create", "patch"}, "Secrets are written and never read"
     for binding in (each for each in made if each["kind"] in ("RoleBinding", "ClusterRoleBinding")):
         assert [subject["name"] for subject in binding["subjects"]] == [account]
 
 
 def test_values_shape_pods_accounts_and_names() -> None:
-    made = objects(VALUES / "complete.yaml")
+    made = objects("complete")
     deployment = one(made, "Deployment", "-operator")
     pod = deployment["spec"]["template"]
     assert deployment["metadata"]["name"] == "inference-operator" and deployment["metadata"]["annotations"] == {"example.com/owner": "ml"}
@@ -94,7 +114,7 @@ def test_values_shape_pods_accounts_and_names() -> None:
 
 
 def test_service_monitors_replace_pod_monitors() -> None:
-    made = objects(VALUES / "complete.yaml")
+    made = objects("complete")
     services, operator = (one(made, "ServiceMonitor", end)["spec"] for end in ("-services", "-operator"))
     assert services["endpoints"][0]["targetPort"] == "admin" and operator["endpoints"][0]["port"] == "health"
     metrics = one(made, "Service", "-operator-metrics")
@@ -105,13 +125,13 @@ def test_service_monitors_replace_pod_monitors() -> None:
 
 
 def test_account_and_rights_can_be_given() -> None:
-    made = objects(VALUES / "given-account.yaml")
+    made = objects("given-account")
     assert not {each["kind"] for each in made} & {"Role", "RoleBinding", "ClusterRole", "ServiceAccount", "CustomResourceDefinition"}
     assert one(made, "Deployment", "fl-llm-operator")["spec"]["template"]["spec"]["serviceAccountName"] == "given"
 
 
 def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
-    made = objects(AIR_GAPPED)
+    made = objects("air-gapped")
     images = [container["image"] for pod in pod_specs(made) for container in pod["containers"]]
     flags = one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"]
     images += [flag.partition("=")[2] for flag in flags if flag.partition("=")[0].endswith("-image")]
@@ -121,7 +141,7 @@ def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
         f"{mirror}/vllm/vllm-openai:v0.33.0",
         f"{mirror}/lmsysorg/sglang:v0.5.23",
     }
-    assert "--image-pull-secrets=registry" in flags and "ghcr.io" not in rendered(*MONITORS, "-f", str(AIR_GAPPED))
+    assert "--image-pull-secrets=registry" in flags and "ghcr.io" not in text_of("air-gapped")
     assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pod_specs(made) if "initContainers" not in pod)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.operator.process.test_process import FLAGS, environment
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
@@ -221,14 +220,13 @@ def test_a_service_deleted_while_no_operator_ran_leaves_nothing_behind(server: a
                     assert [(owner["uid"], owner["controller"]) for owner in metadata["ownerReferences"]] == [(uid, True)]
 
 
-@pytest.mark.parametrize("plural", ["deployments", "serviceaccounts", "controllerrevisions"])
-def test_a_child_that_has_lost_its_owner_is_taken_back(server: apiserver.ApiServer, namespace: str, tmp_path: Path, plural: str) -> None:
+def test_a_child_that_has_lost_its_owner_is_taken_back(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> None:
     with case(server, tmp_path, f"{namespace}-orphan") as one:
         one.start()
         one.cluster.create()
         eventually(one.settled, within=SLOW)
-        name = next(
-            body["metadata"]["name"] for body in server.get(one.cluster.path(plural))["items"] if "qwen" in body["metadata"]["name"]
-        )
-        one.cluster.patch(plural, name, {"metadata": {"ownerReferences": None}})
-        eventually(lambda: one.cluster.get(plural, name)["metadata"].get("ownerReferences"), within=SLOW)
+        for plural in ("deployments", "serviceaccounts", "controllerrevisions"):
+            names = [body["metadata"]["name"] for body in server.get(one.cluster.path(plural))["items"]]
+            child = (plural, next(name for name in names if "qwen" in name))
+            one.cluster.patch(*child, {"metadata": {"ownerReferences": None}})
+            eventually(lambda child=child: one.cluster.get(*child)["metadata"].get("ownerReferences"), within=SLOW)

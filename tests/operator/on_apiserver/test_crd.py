@@ -1,6 +1,8 @@
 """The CRD on a real API server: accepted manifests, their defaults, and the messages of refusals."""
 
+import copy
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +14,11 @@ from fairlead_operator.api.engine_runtime import UNSUPPORTED
 from fairlead_operator.revisions import worker_revision
 
 BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
+
+
+def check(server: apiserver.ApiServer, name: str = "qwen", /, **spec: Any) -> Any:
+    """Return the service that would be stored; raises Refused. Nothing is stored, so it needs no namespace of its own."""
+    return server.create(BASE.format("default"), manifest(name, "default", **copy.deepcopy(spec)), dry_run=True)
 
 
 def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServer, namespace: str) -> None:
@@ -80,9 +87,9 @@ def test_names_of_workers_on_several_nodes_fit_into_labels(
 
 
 @pytest.mark.parametrize("name", ["/models/Qwen3-8B", "/mnt/models", "org/name", "a"])
-def test_a_served_name_may_be_the_folder_of_the_model(server: apiserver.ApiServer, namespace: str, name: str) -> None:
+def test_a_served_name_may_be_the_folder_of_the_model(server: apiserver.ApiServer, name: str) -> None:
     """Clients of vLLM send what `--model` says."""
-    server.create(BASE.format(namespace), manifest("qwen", namespace, model={"name": name}))
+    check(server, model={"name": name})
 
 
 REFUSED = [
@@ -300,9 +307,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
-def test_refused_with_a_message_that_names_the_field(server: apiserver.ApiServer, namespace: str, spec: dict, words: str) -> None:
+def test_refused_with_a_message_that_names_the_field(server: apiserver.ApiServer, spec: dict, words: str) -> None:
     with pytest.raises(apiserver.Refused) as refused:
-        server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
+        check(server, **spec)
     assert words in str(refused.value)
 
 
@@ -380,8 +387,8 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("spec", ACCEPTED, ids=json.dumps)
-def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> None:
-    made = server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
+def test_accepted(server: apiserver.ApiServer, spec: dict) -> None:
+    made = check(server, **spec)
     for key, value in spec.items():
         if key not in ("replicas", "podTemplate", "scaling", "model", "imagePullSecrets"):
             assert value.items() <= made["spec"][key].items()
@@ -389,9 +396,9 @@ def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> No
 
 
 @pytest.mark.parametrize("name", ["9lives", "a" * 53])
-def test_invalid_names_are_refused(server: apiserver.ApiServer, namespace: str, name: str) -> None:
+def test_invalid_names_are_refused(server: apiserver.ApiServer, name: str) -> None:
     with pytest.raises(apiserver.Refused, match=r"metadata\.name must be at most 52"):
-        server.create(BASE.format(namespace), manifest(name, namespace))
+        check(server, name)
 
 
 def test_kubectl_apply_refuses_unknown_fields_and_prints_columns(server: apiserver.ApiServer, namespace: str) -> None:

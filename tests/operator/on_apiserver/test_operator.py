@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -78,19 +79,18 @@ def test_an_edited_deployment_is_put_back_and_others_fields_stay(cluster: Cluste
     assert metadata["labels"]["team"] == "a" and metadata["annotations"]["note"] == "mine"
 
 
-@pytest.mark.parametrize("label", ["app.kubernetes.io/instance", "app.kubernetes.io/managed-by"])
-@pytest.mark.parametrize("value", [None, "other"])
-def test_the_labels_by_which_children_are_found_are_put_back(cluster: Cluster, label: str, value: str | None) -> None:
+def test_the_labels_by_which_children_are_found_are_put_back(cluster: Cluster) -> None:
     cluster.create()
     eventually(lambda: cluster.get("deployments", "qwen-worker"))
-    edit = {"metadata": {"labels": {label: value}}, "spec": {"replicas": 5}}
-    cluster.patch("deployments", "qwen-worker", edit)
+    labels = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+    for label, value in product(labels, (None, "other")):
+        cluster.patch("deployments", "qwen-worker", {"metadata": {"labels": {label: value}}, "spec": {"replicas": 5}})
 
-    def put_back() -> bool:
-        deployment = cluster.get("deployments", "qwen-worker")
-        return deployment["metadata"]["labels"].get(label) in ("qwen", "fairlead") and deployment["spec"]["replicas"] == 1
+        def put_back(label: str = label) -> bool:
+            deployment = cluster.get("deployments", "qwen-worker")
+            return deployment["metadata"]["labels"].get(label) in ("qwen", "fairlead") and deployment["spec"]["replicas"] == 1
 
-    eventually(put_back, within=5)
+        eventually(put_back, within=5)
 
 
 def test_another_service_whose_children_have_the_same_name_is_not_called_a_leftover(cluster: Cluster) -> None:

@@ -147,54 +147,6 @@ def test_a_crash_loop_is_one_cause_in_all_of_its_states() -> None:
     assert cause is not None and cause.fault and cause.reason == "CrashLoopBackOff" and "ValueError: no such model" in cause.message
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "words"),
-    [
-        (
-            {
-                "conditions": [
-                    {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
-                ]
-            },
-            "FailedScheduling",
-            "set spec.resources.gpus: 0",
-        ),
-        (
-            {"containerStatuses": [container({"waiting": {"reason": "ErrImagePull", "message": "not found"}})]},
-            "ImagePullBackOff",
-            "worker:1: not found",
-        ),
-        (
-            {
-                "containerStatuses": [
-                    container(
-                        {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "worker:1": ErrImagePull: not found'}}
-                    )
-                ]
-            },
-            "ImagePullBackOff",
-            "worker:1: not found",
-        ),
-        (
-            {"containerStatuses": [container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}})]},
-            "CreateContainerConfigError",
-            'secret "hub" not found',
-        ),
-        (
-            {"containerStatuses": [container({"terminated": {**FAILED, "reason": "OOMKilled", "message": ""}})]},
-            "OOMKilled",
-            "spec.resources.memory",
-        ),
-        ({"containerStatuses": [container({"terminated": FAILED})]}, "Crashed", "exited with code 1: ValueError: no such model"),
-        ({"containerStatuses": [container({"running": {}}, started=False)]}, "Loading", "loading the model"),
-        ({"containerStatuses": [container({"running": {}}, {"terminated": FAILED}, started=True)]}, "NotReady", "draining"),
-    ],
-)
-def test_the_cause_of_each_pod_status(status: dict[str, Any], reason: str, words: str) -> None:
-    cause = causes.find_pod_cause(pod(phase="Pending", **status))
-    assert cause is not None and cause.reason == reason and words in cause.message
-
-
 def test_quota_and_stalled_rollouts_are_named() -> None:
     quota = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
     plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, updated=0, conditions=[quota])}))

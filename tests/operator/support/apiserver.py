@@ -79,9 +79,10 @@ class ApiServer:
         answer = self._http.request(method, self.url + path, body=text, headers=headers, timeout=30)
         return answer.status, _json(answer.data)
 
-    def create(self, path: str, body: Any, *, strict: bool = True) -> Any:
-        """Create an object; raises Refused with the server's message."""
-        code, answer = self.request("POST", path + ("?fieldValidation=Strict" if strict else ""), body)
+    def create(self, path: str, body: Any, *, strict: bool = True, dry_run: bool = False) -> Any:
+        """Create an object, or with `dry_run` only check it and fill in its defaults; raises Refused with the server's message."""
+        query = "&".join(["fieldValidation=Strict"] * strict + ["dryRun=All"] * dry_run)
+        code, answer = self.request("POST", f"{path}?{query}", body)
         if code >= 300:
             raise Refused(answer["message"])
         return answer

@@ -10,6 +10,7 @@ from tests.worker.api.process import WorkerProcess
 from fairlead.random_model.build import make_model
 
 NAMESPACE = "test/tiny"
+NARROW_NAMESPACE = "test/narrow"
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +37,26 @@ def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFac
         FAIRLEAD_POD_NAME="pod-0",
         FAIRLEAD_CANARY="new",
     )
+    yield worker.wait_ready()
+    assert worker.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def flagged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker without Redis that tests must not end, with flags and a variable that do not affect each other."""
+    flags = ("--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000", "--allowed-origins", "*")
+    limits = ("--limits", "grammar_timeout=2,max_grammar_bytes=20000")
+    worker = WorkerProcess(model, tmp_path_factory.mktemp("flagged"), *flags, *limits, OMP_WAIT_POLICY="ACTIVE")
+    yield worker.wait_ready()
+    assert worker.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def narrow(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker that runs one request at a time and lets three wait. Tests must not end it."""
+    variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NARROW_NAMESPACE}
+    flags = ("--max-num-seqs", "1", "--max-waiting-requests", "3")
+    worker = WorkerProcess(model, tmp_path_factory.mktemp("narrow"), *flags, **variables)
     yield worker.wait_ready()
     assert worker.stop() == 0
 

@@ -1,22 +1,50 @@
 """API keys and CORS of a worker that clients reach without a router."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.admin_paths import WORKER
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
 
 ORIGIN = "https://chat.example.com"
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1}
 
 
-def test_keys_and_origins(start: Callable[..., WorkerProcess], tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("# of this test\nfirst-key\nsecond-key\n")
-    worker = start("--api-key-file", str(keys), "--allowed-origins", ORIGIN, "--log-format", "json").wait_ready()
-    bearer = lambda key: {"authorization": f"Bearer {key}"}  # noqa: E731
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
+
+@pytest.fixture(scope="module")
+def keyed(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProcess, Path]]:
+    """A worker with two keys, and their file. The last test of it changes the keys and ends it."""
+    folder = tmp_path_factory.mktemp("keyed")
+    (keys := folder / "keys").write_text("# of this test\nfirst-key\nsecond-key\n")
+    flags = ("--api-key-file", str(keys), "--allowed-origins", ORIGIN, "--log-format", "json")
+    worker = WorkerProcess(model, folder / "run", *flags, FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/keyed")
+    yield worker.wait_ready(), keys
+    worker.kill()
+
+
+def test_keys_of_a_worker_cannot_reach_each_others_responses(keyed: tuple[WorkerProcess, Path]) -> None:
+    """Nor with the header in which a router names its tenants: no router is in front of a worker with keys."""
+    worker, _ = keyed
+    one, two = bearer("first-key"), bearer("second-key")
+    ask: dict[str, Any] = {"input": "one two", "max_output_tokens": 6, "temperature": 0, "store": True}
+    made = worker.client.post("/v1/responses", json=ask, headers=one).json()
+    url = f"/v1/responses/{made['id']}"
+    digest = sha256(b"first-key").hexdigest()
+    for headers in (two, two | {"x-fairlead-tenant": f"key {digest}"}):
+        assert worker.client.get(url, headers=headers).status_code == 404
+    assert worker.client.get(url, headers=one | {"x-fairlead-tenant": "other"}).json() == made
+
+
+def test_keys_and_origins(keyed: tuple[WorkerProcess, Path]) -> None:
+    worker, keys = keyed
     for path in ("/health", "/livez", "/ready", "/openapi.json"):
         assert worker.client.get(path).status_code == 200, f"{path} needs no key"
     for path in ("/v1/models", "/internal/prompt-format", "/metrics", "/load"):
@@ -54,9 +82,8 @@ def test_without_the_flags_there_are_no_keys_and_no_origins(shared: WorkerProces
     assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
 
 
-def test_admin_paths_refuse_web_pages_even_of_allowed_origins(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--allowed-origins", "*").wait_ready()
-    form = {"origin": ORIGIN, "content-type": "text/plain"}
+def test_admin_paths_refuse_web_pages_even_of_allowed_origins(flagged: WorkerProcess) -> None:
+    worker, form = flagged, {"origin": ORIGIN, "content-type": "text/plain"}
     assert worker.client.get("/v1/models", headers={"origin": ORIGIN}).headers["access-control-allow-origin"] == "*"
     for path in WORKER:
         for answer in (

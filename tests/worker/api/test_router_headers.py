@@ -1,6 +1,5 @@
 """Router headers of a request (salt, tenant, priority, deadline, usage), and the queue limit."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,23 +51,22 @@ def test_usage_is_in_a_header_or_if_requested_in_a_comment_before_the_end(shared
     assert ": usage" not in shared.client.post("/v1/completions", json=body | {"stream": True}).text
 
 
-def test_a_full_queue_answers_429_with_the_time_to_wait(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--max-num-seqs", "1", "--max-waiting-requests", "2").wait_ready()
-    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with ThreadPoolExecutor(4) as pool:
+def test_a_full_queue_answers_429_with_the_time_to_wait(narrow: WorkerProcess) -> None:
+    worker, body = narrow, {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(5) as pool:
         asked = [pool.submit(worker.client.post, "/v1/completions", json=body)]
         until(lambda: worker.metric("fairlead_num_requests_running") == 1, "one running")
-        asked += [pool.submit(worker.client.post, "/v1/completions", json=body | {"max_tokens": 1}) for _ in range(2)]
-        until(lambda: worker.metric("fairlead_num_requests_waiting") == 2, "two waiting")
+        asked += [pool.submit(worker.client.post, "/v1/completions", json=body | {"max_tokens": 1}) for _ in range(3)]
+        until(lambda: worker.metric("fairlead_num_requests_waiting") == 3, "three waiting")
         refused = worker.client.post("/v1/completions", json=body)
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
         assert int(refused.headers["retry-after"]) >= 1 and refused.headers["x-fairlead-retry"] == "other"
         assert worker.client.post("/tokenize", json={"prompt": "x"}).status_code == 200, "what needs no engine goes on"
         of_b = {"x-fairlead-tenant": "b"}
         others = pool.submit(worker.client.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=of_b)
-        until(lambda: worker.metric("fairlead_num_requests_waiting") == 3, "another tenant's first request waits too")
+        until(lambda: worker.metric("fairlead_num_requests_waiting") == 4, "another tenant's first request waits too")
         again = worker.client.post("/v1/completions", json={"prompt": ["x"] * 2}, headers=of_b)
         assert again.status_code == 429, "beyond its share of the limit"
         assert others.result().status_code == 200
-        assert [one.result().status_code for one in asked] == [200] * 3
+        assert [one.result().status_code for one in asked] == [200] * 4
     assert worker.client.post("/v1/completions", json={"prompt": "x", "n": 5, "max_tokens": 1}).status_code == 200, "alone, any number"

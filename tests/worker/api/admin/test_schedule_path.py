@@ -2,23 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_common.schedule.trace import parse
 from fairlead_worker.api.admin.schedule import MAX_BYTES, read_end
 
 FIRST = b'{"format":"fairlead-schedule-1"}\n'
-
-
-def test_the_end_of_the_trace_is_returned(start: Any, tmp_path: Path) -> None:
-    worker = start("--trace-schedule", str(tmp_path / "steps.jsonl")).wait_ready()
-    assert parse(worker.client.get("/internal/schedule").content.splitlines()).about["page_size"] > 0
-    worker.complete(prompt="one two three", max_tokens=5, temperature=0, ignore_eos=True)
-    assert worker.stop() == 0, "then the file is complete"
-    assert len(parse(read_end(tmp_path / "steps.jsonl").splitlines()).steps) >= 5
 
 
 def test_without_a_trace_it_is_404_with_the_flag_to_set(shared: WorkerProcess) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess, until
 from tokenizers import Tokenizer
+
+from fairlead_index.reader import IndexReader
 
 LONG = {"prompt": "A long story. " * 10, "max_tokens": 3500, "ignore_eos": True, "temperature": 0.5}
 Start = Callable[..., WorkerProcess]
@@ -41,8 +44,16 @@ def _aborts(worker: WorkerProcess) -> int:
     return int(float(line.split()[-1]))
 
 
-def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
-    worker = start().wait_ready()
+async def _wait_listed(reader: IndexReader, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(await reader.workers()) != count:
+        assert time.monotonic() < deadline, f"not {count} workers in the index"
+
+
+async def test_a_killed_engine_ends_streams_and_the_worker_and_leaves_the_index_first(start: Start, redis: RedisServer) -> None:
+    worker = start(FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/dying").wait_ready()
+    reader = IndexReader(redis.url, "test/dying", deadline=5)
+    await _wait_listed(reader, 1)
     with worker.stream("/v1/completions", **LONG) as (_, events):
         next(events)
         os.kill(worker.engine_pid, signal.SIGKILL)
@@ -53,13 +64,22 @@ def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
     assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
     assert worker.client.get("/health").status_code == 503
     assert worker.client.get("/ready").json()["phase"] == "failed"
+    await _wait_listed(reader, 0)
+    assert worker.process.poll() is None, "the worker still says why"
+    await reader.close()
     assert worker.wait(15) == 1
     assert "the engine process was ended by SIGKILL" in worker.log.read_text().splitlines()[-1]
     assert "SIGKILL" in worker.termination_log.read_text()
 
 
-def test_a_hung_engine_counts_as_dead(start: Start) -> None:
+def test_a_frozen_worker_goes_on_and_a_hung_engine_counts_as_dead(start: Start) -> None:
+    """`docker pause`, a debugger, a paused machine: the API process reads the engine's heartbeats late, and all of them are there."""
     worker = start("--limits", "engine_timeout=2").wait_ready()
+    worker.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # the elapsed time is under test
+    worker.process.send_signal(signal.SIGCONT)
+    for _ in range(3):
+        assert worker.complete(prompt="x", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
     with worker.stream("/v1/completions", **LONG) as (_, events):
         next(events)
         os.kill(worker.engine_pid, signal.SIGSTOP)
@@ -183,14 +203,3 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_worker_that_was_frozen_goes_on(start: Start) -> None:
-    """`docker pause`, a debugger, a paused machine: the API process reads the engine's heartbeats late, and all of them are there."""
-    worker = start("--limits", "engine_timeout=1.5").wait_ready()
-    worker.process.send_signal(signal.SIGSTOP)
-    time.sleep(3)  # the elapsed time is under test
-    worker.process.send_signal(signal.SIGCONT)
-    for _ in range(3):
-        assert worker.complete(prompt="x", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
-    assert worker.stop() == 0

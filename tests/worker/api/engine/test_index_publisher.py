@@ -1,17 +1,13 @@
 """The worker and the index, over a real Redis."""
 
 import asyncio
-import os
-import signal
-import time
-from collections.abc import Callable
 
 import httpx
 from msgspec import json
 from tests.router.harness import eventually
 from tests.servers.redis_server import RedisServer
-from tests.worker.api.conftest import NAMESPACE
-from tests.worker.api.process import WorkerProcess, until
+from tests.worker.api.conftest import NAMESPACE, NARROW_NAMESPACE
+from tests.worker.api.process import WorkerProcess
 
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root
@@ -39,15 +35,13 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
         await reader.close()
 
 
-async def test_the_index_shows_the_blocks_of_a_waiting_request_until_it_leaves(
-    start: Callable[..., WorkerProcess], redis: RedisServer
-) -> None:
-    worker = start("--max-num-seqs=1", FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/promises").wait_ready()
+async def test_the_index_shows_the_blocks_of_a_waiting_request_until_it_leaves(narrow: WorkerProcess, redis: RedisServer) -> None:
+    worker = narrow
     prompt = "A prompt that waits behind a long answer. " * 40
     tokens = worker.post("/tokenize", prompt=prompt).json()["tokens"]
     format = json.decode(worker.client.get("/internal/prompt-format").content, type=PromptFormat)
     hashes = block_hashes(prompt_root(format), tokens[:-1], format.block_tokens)
-    reader = IndexReader(redis.url, "test/promises", deadline=5)
+    reader = IndexReader(redis.url, NARROW_NAMESPACE, deadline=5)
     address = f"127.0.0.1:{worker.port}"
 
     async def is_shown() -> bool:
@@ -75,34 +69,3 @@ async def test_the_index_shows_the_blocks_of_a_waiting_request_until_it_leaves(
     finally:
         running.cancel()
         await reader.close()
-
-
-def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
-    server = RedisServer().start()
-    worker = start(FAIRLEAD_REDIS_URL=server.url, FAIRLEAD_INDEX_NAMESPACE="test/away").wait_ready()
-    until(lambda: server.client().keys("*"), "joined")
-    server.stop()
-    assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
-    assert worker.client.get("/ready").status_code == 200
-    assert worker.stop() == 0
-
-
-async def test_a_dead_engine_leaves_the_index_while_the_worker_still_says_why(
-    start: Callable[..., WorkerProcess], redis: RedisServer
-) -> None:
-    reader = IndexReader(redis.url, "test/dying", deadline=5)
-    worker = start(FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/dying").wait_ready()
-    try:
-        await _listed(reader, 1)
-        os.kill(worker.engine_pid, signal.SIGKILL)
-        until(lambda: worker.client.get("/health").status_code == 503, "unhealthy")
-        await _listed(reader, 0)
-        assert worker.process.poll() is None, "it says why for a moment longer"
-    finally:
-        await reader.close()
-
-
-async def _listed(reader: IndexReader, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while len(await reader.workers()) != count:
-        assert time.monotonic() < deadline, f"not {count} workers in the index"

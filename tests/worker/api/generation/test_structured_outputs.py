@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,12 +39,9 @@ PERSON = {
 CHAT = [{"role": "user", "content": "hello"}]
 
 
-@pytest.fixture(scope="module")
-def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker of its own: its second child process, the grammar checker, would confuse tests that use the shared worker."""
-    process = WorkerProcess(model, tmp_path_factory.mktemp("structured"), "--limits", "grammar_timeout=2,max_grammar_bytes=20000")
-    yield process.wait_ready()
-    assert process.stop() == 0
+@pytest.fixture
+def worker(flagged: WorkerProcess) -> WorkerProcess:
+    return flagged
 
 
 def ask(worker: WorkerProcess, **fields: Any) -> dict[str, Any]:

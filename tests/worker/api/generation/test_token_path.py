@@ -111,16 +111,10 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
     channel.close()
 
 
-@pytest.mark.parametrize("given, expected", [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_idle_threads_sleep_unless_the_environment_says_otherwise(
-    start: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    worker = start().wait_ready()
-    environment = Path(f"/proc/{worker.engine_pid}/environ").read_bytes().split(b"\0")
-    assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
+def test_idle_threads_sleep_unless_the_environment_says_otherwise(shared: WorkerProcess, flagged: WorkerProcess) -> None:
+    for worker, expected in ((shared, os.environ.get("OMP_WAIT_POLICY", "PASSIVE")), (flagged, "ACTIVE")):
+        environment = Path(f"/proc/{worker.engine_pid}/environ").read_bytes().split(b"\0")
+        assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
 
 
 @pytest.mark.parametrize(("needs_prompt_logprobs", "logprobs"), [(True, None), (False, 20), (False, None)])

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,21 +11,13 @@ import pytest
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.main import main
+from fairlead_common.schedule.trace import parse
+from fairlead_worker.api.admin.schedule import read_end
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.ipc.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "
-
-
-@pytest.fixture(scope="module")
-def odd(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker with an unusual combination of flags."""
-    worker = WorkerProcess(model, tmp_path_factory.mktemp("odd"), "--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000")
-    try:
-        yield worker.wait_ready()
-    finally:
-        worker.kill()
 
 
 def lines(worker: WorkerProcess, request: str) -> list[dict[str, Any]]:
@@ -80,8 +72,10 @@ def test_times_and_steps_are_in_the_metrics(shared: WorkerProcess) -> None:
 def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace"
     worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "64", "--limits", "idle_prefill_chunks=2").wait_ready()
+    assert parse(worker.client.get("/internal/schedule").content.splitlines()).about["page_size"] > 0
     ask(worker, "traced", max_tokens=4, ignore_eos=True)
-    assert worker.stop() == 0
+    assert worker.stop() == 0, "then the file is complete"
+    assert len(parse(read_end(trace).splitlines()).steps) >= 5
     with pytest.raises(SystemExit) as left:
         main(["schedule", str(trace), "--width", "80"])
     shown = capsys.readouterr().out
@@ -116,10 +110,12 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
             assert f"{name} {float(value)}\n" in text, name
 
 
-def test_vllms_dashboards_find_their_names(odd: WorkerProcess) -> None:
-    """It runs before any other request of this worker, so the sums are those of the one request."""
-    usage = ask(odd, "named", max_tokens=5, ignore_eos=True)["usage"]
-    until(lambda: lines(odd, "named"), "the end of the request")
+def test_vllms_dashboards_find_their_names(flagged: WorkerProcess) -> None:
+    both = ("generation_tokens_total", "request_generation_tokens_sum")
+    names = [f"{prefix}{name}" for prefix in ("vllm:", "fairlead_") for name in both] + ["vllm:request_prompt_tokens_sum"]
+    before = [flagged.metric(name) for name in names]
+    usage = ask(flagged, "named", max_tokens=5, ignore_eos=True)["usage"]
+    until(lambda: lines(flagged, "named"), "the end of the request")
     dashboard = {
         "e2e_request_latency_seconds_bucket",
         "prompt_tokens_total",
@@ -139,16 +135,14 @@ def test_vllms_dashboards_find_their_names(odd: WorkerProcess) -> None:
         "request_decode_time_seconds_sum",
         "prefix_cache_hits_total",
     }
-    shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', odd.client.get("/metrics").text, re.M))
+    shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', flagged.client.get("/metrics").text, re.M))
     assert dashboard <= shown
-    for name in ("generation_tokens_total", "request_generation_tokens_sum"):
-        assert odd.metric(f"vllm:{name}") == odd.metric(f"fairlead_{name}") == 5
-    assert odd.metric("vllm:request_prompt_tokens_sum") == usage["prompt_tokens"]
+    assert [flagged.metric(name) - value for name, value in zip(names, before, strict=True)] == [5, 5, 5, 5, usage["prompt_tokens"]]
 
 
-def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(odd: WorkerProcess) -> None:
-    ask(odd, "no-tier", max_tokens=2)
-    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in odd.log.read_text()
-    assert odd.metric("fairlead_host_kv_pages") == 0
-    until(lambda: lines(odd, "no-tier"), "the line of the request")
-    assert lines(odd, "no-tier")[0]["host_cached_tokens"] == 0
+def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(flagged: WorkerProcess) -> None:
+    ask(flagged, "no-tier", max_tokens=2)
+    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in flagged.log.read_text()
+    assert flagged.metric("fairlead_host_kv_pages") == 0
+    until(lambda: lines(flagged, "no-tier"), "the line of the request")
+    assert lines(flagged, "no-tier")[0]["host_cached_tokens"] == 0
