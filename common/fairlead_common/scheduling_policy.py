@@ -10,16 +10,25 @@ PolicyName = Literal["lpm", "fcfs"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-class EngineNames(NamedTuple):
-    """The name of one policy in the flags of each engine. None: the engine does not have it, so the API server refuses it."""
+class PolicyDefinition(NamedTuple):
+    """The name of one policy in the flags of each engine, and what others must know of it.
+
+    None: the engine does not have it, so the API server refuses it for this engine.
+    """
 
     fairlead: PolicyName
     vllm: Literal["priority"] | None
     """vLLM's `priority` runs requests of equal priority by arrival. Its `fcfs` would ignore priorities."""
-    sglang: Literal["lpm", "fcfs"]
+    sglang: Literal["lpm", "fcfs"] | None
+    order: str
+    """What comes first, in two or three words, for `--help`."""
+    is_cached_first: bool
+    """Prompts of which more is cached go first. Routers then expect that they wait less (`serving/slo_gate.py`)."""
 
 
-ENGINE_NAMES: Mapping[SchedulingPolicy, EngineNames] = {
-    "LongestPrefixMatch": EngineNames("lpm", None, "lpm"),
-    "FirstComeFirstServed": EngineNames("fcfs", "priority", "fcfs"),
+DEFINITIONS: Mapping[SchedulingPolicy, PolicyDefinition] = {
+    "LongestPrefixMatch": PolicyDefinition("lpm", None, "lpm", "longest cached prefix", is_cached_first=True),
+    "FirstComeFirstServed": PolicyDefinition("fcfs", "priority", "fcfs", "arrival", is_cached_first=False),
 }
+CACHED_FIRST: frozenset[str] = frozenset(policy.fairlead for policy in DEFINITIONS.values() if policy.is_cached_first)
+ORDERS = ", ".join(f"{policy.order} ({policy.fairlead})" for policy in DEFINITIONS.values())

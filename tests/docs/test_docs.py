@@ -7,17 +7,21 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 from bench.catalog import benchmarks
+from pydantic import BaseModel
 
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
 from fairlead_common.metric_aliases import SHARED_WITH_VLLM
 from fairlead_operator.api.owned_flags import ENGINE_FLAGS
+from fairlead_operator.api.spec import ServiceSpec
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_worker.api.metrics.vllm_names import OLDER
+from fairlead_worker.config import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -76,6 +80,33 @@ def test_the_pages_for_newcomers_have_at_most_500_words(page: str) -> None:
 def test_the_page_of_an_inference_service_shows_the_smallest_example() -> None:
     [manifest] = re.findall(r"^```yaml\n(.*?)^```", PAGES["start/inference-service.md"], re.S | re.M)
     assert manifest == (ROOT / "examples" / "minimal.yaml").read_text()
+
+
+def test_the_page_of_flags_has_each_field_of_the_manifest() -> None:
+    page = PAGES["reference/manifest-to-flags.md"]
+    sections = {name: part for part in page.split("\n## ") for name in re.findall(r"spec\.(\w+)", part.partition("\n")[0])}
+    missing = []
+    for field in ServiceSpec.model_fields.values():
+        section = sections.get(str(field.alias))
+        if section is None:
+            missing += [] if field.alias in _named(page) else [f"spec.{field.alias}"]
+            continue
+        [part] = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        flags = WorkerConfig.model_fields if field.alias == "engine" else {}
+        names = {str(one.alias): name for name, one in part.model_fields.items()}
+        missing += [f"spec.{field.alias}.{alias}" for alias in names.keys() - _named(section) if names[alias] not in flags]
+    missing = [path for path in missing if f"`{path}`" not in page]  # `spec.engine.args` is above the sections
+    assert missing == [], "name it on the page, with what it sets"
+
+
+def _named(text: str) -> set[str]:
+    """Return the fields in backticks, each part of `kvCache.size` too."""
+    return {part for path in re.findall(r"`([\w.]+)[`:]", text) for part in path.split(".")}
+
+
+def test_the_page_of_the_router_has_each_of_its_folders() -> None:
+    folders = {path.parent.name for path in (ROOT / "router" / "fairlead_router").glob("*/__init__.py")}
+    assert {folder for folder in folders if f"| `{folder}/` |" not in PAGES["design/router/index.md"]} == set()
 
 
 def test_the_matrix_of_engines_has_a_row_for_each_field() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fairlead_common.scheduling_policy import ENGINE_NAMES
+from fairlead_common.scheduling_policy import DEFINITIONS, SchedulingPolicy
 from fairlead_operator.api.fields import Part, refuse, rule, rules
 
 Runtime = Literal["Fairlead", "VLLM", "SGLang"]
@@ -34,6 +34,15 @@ class Unsupported:
         return f"spec.engine.{self.field}{but} is not for runtime {' and '.join(self.runtimes)}: {self.instead}"
 
 
+_VLLM_POLICIES = tuple(name for name, policy in DEFINITIONS.items() if policy.vllm is not None)
+_SGLANG_POLICIES = tuple(name for name, policy in DEFINITIONS.items() if policy.sglang is not None)
+
+
+def _refuse_policies(runtime: Runtime, allowed: tuple[SchedulingPolicy, ...], instead: str) -> list[Unsupported]:
+    """Return the refusal of the policies that the engine does not have; none if it has all."""
+    return [Unsupported("schedulingPolicy", instead, (runtime,), allowed)] if len(allowed) < len(DEFINITIONS) else []
+
+
 UNSUPPORTED = (
     Unsupported("nodes", "set it to 1, and use the GPUs of one node (tensorParallel)"),
     Unsupported("kvCache.blockTokens", "the index has the engine's own blocks. Set spec.engine.kvCache.pageTokens"),
@@ -46,12 +55,8 @@ UNSUPPORTED = (
     Unsupported("itlTargetMilliseconds", "remove it: only Fairlead's scheduler sizes chunks by a latency"),
     Unsupported("maxWaitingRequests", "remove it: bound the queue in the routers with spec.slo"),
     Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",)),
-    Unsupported(
-        "schedulingPolicy",
-        "its waiting requests run by priority, then by arrival. Remove it",
-        ("VLLM",),
-        tuple(policy for policy, engine in ENGINE_NAMES.items() if engine.vllm is not None),
-    ),
+    *_refuse_policies("VLLM", _VLLM_POLICIES, "its waiting requests run by priority, then by arrival. Remove it"),
+    *_refuse_policies("SGLang", _SGLANG_POLICIES, "SGLang does not have this order. Remove it"),
 )
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from fairlead_common.scheduling_policy import ENGINE_NAMES
+from fairlead_common.scheduling_policy import DEFINITIONS
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine, KvCache
 from fairlead_operator.api.engine_runtime import Runtime
@@ -20,8 +20,6 @@ ENGINE_PORT, EVENTS_PORT, REPLAY_PORT = 8100, 5557, 5558
 EVENTS, REPLAY = f"tcp://127.0.0.1:{EVENTS_PORT}", f"tcp://127.0.0.1:{REPLAY_PORT}"
 COMMANDS: Mapping[Runtime, tuple[str, ...]] = {"VLLM": ("vllm", "serve"), "SGLang": ("python3", "-m", "sglang.launch_server")}
 MAX_LORAS, MAX_LORA_RANK = 8, 64  # the defaults of Fairlead's worker; those of vLLM are 1 and 16
-SGLANG_POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
-"""Policy → SGLang's name of it. The default passes no flag."""
 _EVENTS = {"publisher": "zmq", "endpoint": EVENTS, "replay_endpoint": REPLAY}
 _DEFAULT = Engine()
 
@@ -70,7 +68,7 @@ def _sglang(service: InferenceService, source: ModelSource) -> list[str]:
         ),
     }
     if engine.scheduling_policy is not None:
-        flags["schedule-policy"] = ENGINE_NAMES[engine.scheduling_policy].sglang
+        flags["schedule-policy"] = DEFINITIONS[engine.scheduling_policy].sglang
     if cache.pages is not None:
         flags["max-total-tokens"] = cache.pages * cache.page_tokens
     return [*_flags(flags), "--enable-metrics", "--enable-cache-report"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fairlead_common.scheduling_policy import ENGINE_NAMES
+from fairlead_common.scheduling_policy import DEFINITIONS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
@@ -206,7 +206,7 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }
     if engine.scheduling_policy is not None:
-        flags["scheduling-policy"] = ENGINE_NAMES[engine.scheduling_policy].fairlead
+        flags["scheduling-policy"] = DEFINITIONS[engine.scheduling_policy].fairlead
     if cache.pages is not None:
         flags["kv-pages"] = cache.pages
     if cache.size is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 from prometheus_client import Counter
 
+from fairlead_common.scheduling_policy import CACHED_FIRST
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.check_pace import CheckPace
@@ -191,7 +192,7 @@ class Poller:
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
         worker.max_running, worker.fallback = load.max_running, load.fallback
-        worker.runs_cached_first = load.scheduling_policy == "lpm"
+        worker.runs_cached_first = load.scheduling_policy in CACHED_FIRST
         self._table.set_runtime(worker, load.runtime)
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation

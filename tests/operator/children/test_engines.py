@@ -9,6 +9,7 @@ import pytest
 from tests.operator.support.manifests import SETTINGS, pod, service
 
 from fairlead.kube.facts import find_gpu_resource, gpus_in_use
+from fairlead_common.scheduling_policy import DEFINITIONS, SchedulingPolicy
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.engine_runtime import ENGINES, UNSUPPORTED, Runtime
@@ -137,7 +138,6 @@ EQUAL_FLAGS: dict[Runtime, list[tuple[dict[str, Any], str]]] = {
         ({"dtype": "Float16"}, "--dtype=float16"),
         ({"quantization": "FP8"}, "--quantization=fp8"),
         ({"schedulingPolicy": "FirstComeFirstServed"}, "--schedule-policy=fcfs"),
-        ({"schedulingPolicy": "LongestPrefixMatch"}, "--schedule-policy=lpm"),
         ({"tensorParallel": 4}, "--tensor-parallel-size=4"),
         ({}, "--page-size=16"),
         ({}, "--enable-metrics"),
@@ -154,6 +154,18 @@ def test_a_field_with_an_equal_flag_is_passed(runtime: Runtime, engine: dict[str
     given = args(runtime, **engine)
     assert flag in given and (not engine or given != args(runtime))
     assert not engine.get("args") or given[-1] == flag, "the user's flags win"
+
+
+@pytest.mark.parametrize("policy", DEFINITIONS)
+@engines
+def test_each_scheduling_policy_is_passed_or_refused(runtime: Runtime, policy: SchedulingPolicy) -> None:
+    vllm, sglang = DEFINITIONS[policy].vllm, DEFINITIONS[policy].sglang
+    flag = f"--scheduling-policy={vllm}" if runtime == "VLLM" else f"--schedule-policy={sglang}"
+    if (vllm if runtime == "VLLM" else sglang) is not None:
+        assert flag in args(runtime, schedulingPolicy=policy)
+    else:
+        with pytest.raises(InvalidManifest, match=f"schedulingPolicy.* is not for runtime {runtime}"):
+            args(runtime, schedulingPolicy=policy)
 
 
 @engines

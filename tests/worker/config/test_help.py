@@ -1,10 +1,7 @@
 """`fairlead-worker --help` is short: few flags, each in a topic and with a description."""
 
-from typing import get_args
-
 import pytest
 
-from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
 
@@ -17,10 +14,6 @@ def test_there_are_few_flags_in_few_topics() -> None:
     assert len(FLAGS) <= MOST_FLAGS, "make it a key of --limits, or a setting with env_only()"
     assert len(TOPICS) <= 10
     assert {topic_of(WorkerConfig.model_fields[name]) for name in FLAGS} == set(TOPICS)
-
-
-def test_the_flag_offers_every_scheduling_policy() -> None:
-    assert set(get_args(WorkerConfig.model_fields["scheduling_policy"].annotation)) == set(POLICIES)
 
 
 @pytest.mark.parametrize("model", [WorkerConfig, Limits, SpeculativeConfig], ids=lambda model: model.__name__)

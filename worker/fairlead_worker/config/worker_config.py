@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
-from fairlead_common.scheduling_policy import PolicyName
+from fairlead_common.scheduling_policy import ORDERS, PolicyName
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import RedisAccess, parse_url
 from fairlead_worker.config.api_files import AllowedOrigins, ApiKeyFile, ChatTemplateFile
@@ -99,7 +99,7 @@ class WorkerConfig(BaseSettings):
 
     # Scheduling
     scheduling_policy: Annotated[
-        PolicyName, flag("Scheduling", "order of waiting requests of equal priority: longest cached prefix (lpm), or arrival (fcfs)")
+        PolicyName, flag("Scheduling", f"order of waiting requests of equal priority, by what comes first: {ORDERS}")
     ] = "lpm"
     max_num_seqs: Annotated[Positive, flag("Scheduling", "sequences in one step, at most")] = 256
     chunked_prefill_size: Annotated[
