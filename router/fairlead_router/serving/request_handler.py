@@ -187,7 +187,7 @@ class RequestHandler:
         try:
             account.check(cost, paid)
         except ApiError:
-            self._metrics.refused.labels("quota").inc()
+            self._metrics.count_refusal("quota")
             raise
 
 
