@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,8 +13,8 @@ from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_router.fleet.workers import WorkerTable, slices
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_REFUSED = ("key", "quota", "queue", "queue_timeout", "slo", "cached_first", "hold")
-_RETRIED = ("connect", "lost", "refused", "busy", "canary")
+RefusalReason = Literal["key", "quota", "queue", "queue_timeout", "slo", "cached_first", "hold"]
+RetryReason = Literal["connect", "lost", "refused", "busy", "canary"]
 _TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
@@ -31,8 +31,11 @@ class Metrics:
             ["other_service", "code"],
             registry=registry,
         )
-        self.retries = Counter(
-            "fairlead_router_retries", f"Attempts given up before the first byte: {', '.join(_RETRIED)}", ["reason"], registry=registry
+        self._retries = Counter(
+            "fairlead_router_retries",
+            f"Attempts given up before the first byte: {', '.join(get_args(RetryReason))}",
+            ["reason"],
+            registry=registry,
         )
         self.picks = Counter("fairlead_router_picks", "Gateway requests by the endpoint picker's status code", ["code"], registry=registry)
         self.broken_streams = Counter(
@@ -70,9 +73,9 @@ class Metrics:
         )
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
-        self.refused = Counter(
+        self._refused = Counter(
             "fairlead_router_refused",
-            f"Requests refused before a worker: {', '.join(_REFUSED)}",
+            f"Requests refused before a worker: {', '.join(get_args(RefusalReason))}",
             ["reason"],
             registry=registry,
         )
@@ -105,11 +108,19 @@ class Metrics:
         self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
         self._queued = Gauge("fairlead_router_queued_requests", "Requests in the queue", registry=registry)
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies", registry=registry)
-        for counter, reasons in ((self.refused, _REFUSED), (self.retries, _RETRIED)):
-            for reason in reasons:
+        for counter, reasons in ((self._refused, RefusalReason), (self._retries, RetryReason)):
+            for reason in get_args(reasons):
                 counter.labels(reason)  # a counter that begins at 0 shows its first increase
         self._workers = WorkerGauges(table)
         self._requests: dict[tuple[str, str], Counter] = {}
+
+    def count_refusal(self, reason: RefusalReason) -> None:
+        """Count a request that is refused before a worker is tried."""
+        self._refused.labels(reason).inc()
+
+    def count_retry(self, reason: RetryReason) -> None:
+        """Count an attempt that is given up before the first byte."""
+        self._retries.labels(reason).inc()
 
     def record_prediction(self, predicted: int | None, cached: int) -> None:
         """Record the cached tokens that a worker reported, and the prediction if the index made one."""

@@ -18,7 +18,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, overloaded, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.metrics import Metrics
+from fairlead_router.metrics import Metrics, RefusalReason
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.best_effort import BestEffortShare
 from fairlead_router.serving.fair_queue import FairQueue
@@ -348,13 +348,13 @@ class Admission:
         return self._no_worker_error(f"No worker became ready within {waited:g} s")
 
     def _no_worker_error(self, message: str) -> ApiError:
-        self._metrics.refused.labels("hold").inc()
+        self._metrics.count_refusal("hold")
         description, retry_after = self._scale_up.description, self._scale_up.retry_after
         when = f"in {retry_after} s" if description else "later"
         return unavailable(f"{message}{description}. Try again {when}.", retry_after=retry_after)
 
-    def _overload_error(self, reason: str, message: str, seconds: float) -> ApiError:
-        self._metrics.refused.labels(reason).inc()
+    def _overload_error(self, reason: RefusalReason, message: str, seconds: float) -> ApiError:
+        self._metrics.count_refusal(reason)
         wait = min(600, max(1, math.ceil(seconds)))
         return overloaded(f"{message} Try again in {wait} s.", wait)
 

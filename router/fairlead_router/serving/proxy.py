@@ -13,7 +13,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.fleet.pending_prompt import PendingPrompt
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.metrics import Metrics
+from fairlead_router.metrics import Metrics, RetryReason
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.price import price_of_report
 from fairlead_router.request.prompts import Prompt
@@ -97,12 +97,12 @@ class Proxy:
                     call.account.use(price_of_report(cpu))
                 try:
                     if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
-                        self._metrics.retries.labels("busy").inc()
+                        self._metrics.count_retry("busy")
                         busy.append(_retry_seconds(head.get(b"retry-after")))
                         continue
                     retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
                     if retry is not None:
-                        self._metrics.retries.labels("refused").inc()
+                        self._metrics.count_retry("refused")
                         if retry == b"lost":  # the worker's engine died with the request
                             attempts.lost += 1
                             self._record_no_answer(worker)
@@ -113,12 +113,12 @@ class Proxy:
                         if refusal == b"path":
                             self._table.record_lacking(worker, call.head.path)
                         if self._serves_elsewhere(call, request, excluded, "" if refusal == b"path" else worker.runtime):
-                            self._metrics.retries.labels("refused").inc()
+                            self._metrics.count_retry("refused")
                             continue
                     if self._canary is not None:
                         self._canary.record_head(worker, head.status, began)
                         if head.status >= 500 and self._canary.can_retry_on_stable(worker, request, excluded):
-                            self._metrics.retries.labels("canary").inc()
+                            self._metrics.count_retry("canary")
                             continue
                     worker.breaker.record_success()
                     self._admission.record_answer(ticket)
@@ -291,8 +291,8 @@ class Proxy:
         outcome.hashes, outcome.candidates, outcome.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
         return choice
 
-    def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:
-        self._metrics.retries.labels(reason).inc()
+    def _record_failure(self, choice: Choice, reason: RetryReason, error: Exception) -> None:
+        self._metrics.count_retry(reason)
         self._record_no_answer(choice.worker)
         choice.worker.breaker.record_failure()
         choice.worker.mark_unhealthy()

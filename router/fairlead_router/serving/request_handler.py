@@ -99,7 +99,7 @@ class RequestHandler:
         try:
             account.check(cost, paid)
         except ApiError:
-            self._metrics.refused.labels("quota").inc()
+            self._metrics.count_refusal("quota")
             raise
 
     def charge_query(self, account: Account, size: int, workers: int) -> None:

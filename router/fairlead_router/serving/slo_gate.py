@@ -66,7 +66,7 @@ class SloGate:
         estimates, cached = self._estimates(terms, considered, held, now), max(held.values(), default=0)
         verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
-            self._metrics.refused.labels("cached_first" if verdict.rejection == "outbid" else "slo").inc()
+            self._metrics.count_refusal("cached_first" if verdict.rejection == "outbid" else "slo")
             self._metrics.slo_rejected.labels(terms.service_class.name).inc()
             raise _error(terms, cached, verdict)
 

@@ -62,7 +62,7 @@ class KeyStore:
         found = self._callers.get(digest(credential)) if credential else None
         if found is not None:
             return found
-        self._metrics.refused.labels("key").inc()
+        self._metrics.count_refusal("key")
         message = (
             "Incorrect API key provided."  # the message must never quote the key
             if credential
