@@ -42,7 +42,7 @@ class TokenTexts:
         """Return the bytes of a token. `text`: what it adds at its place. A part of a character has the bytes of the vocabulary."""
         whole = self.inside(token)
         if _REPLACEMENT not in whole:
-            if text is None or token in self._special or _REPLACEMENT in text:
+            if text is None or (token in self._special and not text) or _REPLACEMENT in text:
                 text = whole
             return text.encode()
         written = self._tokenizer.id_to_token(token) or ""

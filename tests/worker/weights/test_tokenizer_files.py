@@ -23,6 +23,7 @@ EXPECTED = json.loads((DATA / "expected.json").read_text())
 LOSSY = ("unigram", "bytes", "normalized")
 """They drop characters or spaces by their own rules."""
 NAMES = list(EXPECTED["ids"])
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +124,9 @@ CUSTOM = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own
         ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "add the model's tokenizer.json"),
         ({"spiece.model": "x", "tokenizer_config.json": '{"tokenizer_class": "T5Tokenizer"}'}, "spiece.model"),
         ({}, "add the model's tokenizer.json"),
+        *(({name: LFS_POINTER}, f"{name}: only Git LFS's pointer") for name in ("tokenizer.json", "tokenizer.model", "tekken.json")),
+        ({"tokenizer.json": ""}, "tokenizer.json: one of them is damaged"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json: one of them is damaged"),
     ],
 )
 def test_an_error_says_which_file_is_missing(tmp_path: Path, files: dict[str, str], says: str) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from json import JSONDecodeError
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -36,9 +37,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 def _explain(folder: Path, error: Exception) -> str:
     """Return what is wrong, without a library's advice."""
+    found = sorted({path for name in (*_FILES, "tokenizer_config.json") for path in folder.glob(name) if path.is_file()})
+    if pointers := [path.name for path in found if _starts_with(path, b"version https://git-lfs")]:
+        return f"{', '.join(pointers)}: only Git LFS's pointer to the file is there, download it again with git lfs pull"
+    if isinstance(error, JSONDecodeError | KeyError | TypeError | AttributeError):  # of files of another form
+        return f"{', '.join(path.name for path in found)}: one of them is damaged ({error!r:.100}), download it again"
     if "trust_remote_code" in str(error):
         return f"it is Python code of the model, which is not run here; {_ADVICE}"
     if isinstance(error, TokenizerFileError) or not _HINT.search(str(error)):
         return " ".join(str(error).split())
-    found = sorted({path.name for name in _FILES for path in folder.glob(name)})
-    return f"{', '.join(found)} cannot be read here; {_ADVICE}"
+    return f"{', '.join(path.name for path in found if path.name != 'tokenizer_config.json')} cannot be read here; {_ADVICE}"
+
+
+def _starts_with(path: Path, expected: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(expected)) == expected

@@ -104,6 +104,12 @@ def test_tokens_join_to_the_text(encoder: PromptEncoder, text: str, prompt: str,
     assert all(each.top_logprobs[0].token == each.token for each in chat.content[1::2])
 
 
+def test_bytes_of_a_special_token_are_what_it_adds_or_its_name() -> None:
+    encoder = encoder_of("wordpiece")
+    (unknown,) = encoder.find_special_tokens("<unk>")
+    assert [encoder.token_texts.bytes_of(unknown, text) for text in (" <unk>", "", None)] == [b" <unk>", b"<unk>", b"<unk>"]
+
+
 @pytest.mark.parametrize("kind", JOINING)
 @given(text=TEXTS, prompt=TEXTS, batch=st.integers(1, 4))
 def test_bytes_join_to_the_texts_bytes(kind: str, text: str, prompt: str, batch: int) -> None:
