@@ -35,7 +35,8 @@ def _by_arrival() -> Iterator[None]:
 
 
 SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "price": lambda: patch.multiple(score, _pending=lambda worker: 0.0, delayed_arrivals=lambda worker, work: 0.0),
+    "price": lambda: patch.object(score, "_price", lambda worker, work, least, congestion: 0.0),
+    "streams": lambda: patch.object(score, "STREAM_WEIGHT", 0.0),
     "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
     "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
     "order": _by_arrival,

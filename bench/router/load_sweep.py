@@ -12,10 +12,12 @@ from bench.common.report import make_parser, write_report
 from fairlead.simulate.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.report import FIGURES, Cell
+from fairlead.simulate.report import Cell
 from fairlead.simulate.workloads.request import Request
 
 PODS = 16
+FIGURES = ("ttft_mean", "ttft_p99", "itl_mean")
+"""Seconds each."""
 POLICIES = ("fairlead", "bounded-load", "sglang-like", "dynamo-like", "llm-d-like")
 MOST_TRIES = 5
 """Speeds tried until the load is within 2 % of the wanted one. Agents begin one after the other, so short runs do not reach high loads."""
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the ratios as SVG")
     options = parser.parse_args()
     results: dict[str, list[Row]] = {}
-    print(f"{'workload':<24} {'load':>5} {'mean s':>7} {'ratio':>6} {'p99 s':>7} {'ratio':>6}  best peer")
+    print(f"{'workload':<24} {'load':>5} {'mean s':>7} {'ratio':>6} {'p99 s':>7} {'ratio':>6} {'ITL s':>7} {'ratio':>6}  best peer")
     for workload in options.workloads:
         name = Path(workload).stem
         rows = results[name] = []
@@ -47,7 +49,7 @@ def main() -> None:
             cell = _play(workload, wanted, options.repeats, options.num_prompts)
             row = _compare(cell)
             rows.append(row)
-            numbers = " ".join(f"{row[figure]:>7.2f} {row[figure + '_ratio']:>6.2f}" for figure in FIGURES)
+            numbers = " ".join(f"{row[figure]:>7.3g} {row[figure + '_ratio']:>6.2f}" for figure in FIGURES)
             print(f"{name:<24} {row['load']:>5.2f} {numbers}  {cell.best_peer('ttft_mean')}", flush=True)
         if options.plot:
             options.plot.write_text(_draw(results))

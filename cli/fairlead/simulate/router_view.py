@@ -80,7 +80,7 @@ class IndexLoads:
         at, load = self._fleet.pods[number].load(now)
         scored.reserved_tokens = self._fleet.inflight.reserved(number, at - ARRIVAL_SECONDS)
         scored.load_age, scored.waiting, scored.backlog, scored.rate = now - at, load.waiting, load.backlog_tokens, load.prefill_rate
-        scored.step, scored.arrivals = load.step_seconds, load.arrival_rate
+        scored.step, scored.arrivals, scored.running = load.step_seconds, load.arrival_rate, load.running
         scored.pages_free, scored.pages_total, scored.page_size = load.pages_free, load.pages_total, load.page_size
 
     def reserve(self, address: str, tokens: float) -> bytes:

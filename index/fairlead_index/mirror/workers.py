@@ -270,4 +270,5 @@ def to_scored(state: WorkerState) -> ScoredWorker:
         pages_total=load.pages_total,
         page_size=load.page_size,
         arrivals=load.arrival_rate,
+        running=load.running,
     )

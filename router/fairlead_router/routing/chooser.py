@@ -231,4 +231,5 @@ def score_locally(worker: Worker, block_tokens: int, now: float) -> ScoredWorker
         pages_total=load.pages_total,
         page_size=load.page_size,
         arrivals=load.arrival_rate,
+        running=load.running,
     )

@@ -1,7 +1,7 @@
 """Admission control: when a request may go to a worker.
 
-Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in four seconds, or
-16 requests: so it never idles, and can choose the best cached of them. The others wait in the router's queue, which knows priorities,
+Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in a second, or
+four requests: so it never idles, and can choose the best cached of them. The others wait in the router's queue, which knows priorities,
 tenants and work. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own,
 behind it.
 """
@@ -26,10 +26,10 @@ from fairlead_router.serving.slo_gate import ClassTerms, Predict, SloGate
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.quota import Account
 
-AHEAD_SECONDS = 4.0
-AHEAD_TOKENS = 32768
-"""Budget of a worker that has not measured its prefill rate: four of its largest steps."""
-AHEAD_REQUESTS = 16
+AHEAD_SECONDS = 1.0
+AHEAD_TOKENS = 16384
+"""Budget of a worker that has not measured its prefill rate: two of its largest steps."""
+AHEAD_REQUESTS = 4
 HOLD_SECONDS, HOLD_WHILE_STARTING = 30.0, 600.0
 """Hold timeout without `--hold-timeout`: normally, and while workers are starting. OpenAI's clients wait ten minutes. A stalled model load
 does not count as starting, because its probe restarts the pod, which then is a fault."""

@@ -21,7 +21,7 @@ PrefillSeconds = Callable[[str], float]
 """Return the seconds of prefill ahead at a worker as all routers together know it, by its address; 0: not known."""
 
 MOST_SENT_SECONDS: Final = 4.0
-"""Most seconds of prefill that count without a report of the worker: as many as a router sends ahead (`AHEAD_SECONDS`). The index is not
+"""Most seconds of prefill that count without a report of the worker: what four routers send ahead (`AHEAD_SECONDS`). The index is not
 trusted: without a limit, one forged record refuses the requests of all classes at an idle worker."""
 
 

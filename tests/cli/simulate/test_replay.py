@@ -31,7 +31,7 @@ def arrivals(count: int, per_second: float, blocks: int = 8, output: int = 50) -
     ]
 
 
-def test_a_router_sends_a_pod_four_seconds_of_prompts_or_sixteen_and_queues_the_others() -> None:
+def test_a_router_sends_a_pod_a_second_of_prompts_or_four_and_queues_the_others() -> None:
     fleet, sent = Fleet(lambda now: Pod(MODEL, 0.0), 2, 2, BLOCK_TOKENS), list[InflightRequest]()
 
     def send(flight: InflightRequest) -> None:
@@ -42,10 +42,10 @@ def test_a_router_sends_a_pod_four_seconds_of_prompts_or_sixteen_and_queues_the_
     router = Router(0, fleet, Fairlead(fleet, fleet.inflight, draw), fleet.inflight, draw, True, (), send)
     for number, request in enumerate(arrivals(100, math.inf)):
         router.enter(request, number, Objective(service_class=int(number < 90)), 0.0)
-    assert [len(waiting) for waiting in fleet.inflight.waiting] == [16, 16] and len(router.queue) == 68
+    assert [len(waiting) for waiting in fleet.inflight.waiting] == [4, 4] and len(router.queue) == 92
     fleet.record_first_token(sent[0])
     router.admit_waiting(0.0)
-    assert len(router.queue) == 67 and sent[-1].position == 90, "the first of the urgent class"
+    assert len(router.queue) == 91 and sent[-1].position == 90, "the first of the urgent class"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -95,7 +95,7 @@ def test_beyond_capacity_routers_that_know_the_bounds_refuse_early() -> None:
         for policy, has_bounds in (("fairlead", False), ("fairlead", True), ("fairlead-fcfs", True))
     )
     assert blind["lost"] == arrival["lost"] == 0 < bounded["lost"]
-    assert bounded["goodput"] > 1.3 * max(blind["goodput"], arrival["goodput"])
+    assert bounded["goodput"] > 1.3 * arrival["goodput"] and bounded["goodput"] > 1.1 * blind["goodput"]
     assert bounded["goodput"] == pytest.approx(bounded["goodput_chat"] + bounded["goodput_batch"])
 
 

@@ -10,7 +10,7 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
 
-from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
+from fairlead_router.serving.admission import AHEAD_REQUESTS, AHEAD_SECONDS, Ticket
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Tenant
 
@@ -71,7 +71,7 @@ async def test_prompts_of_whole_answers_that_are_computed_keep_no_others_away(fl
     queue = router.server.router.admission._queue
     await eventually(lambda: len(queue) > 10, "the worker has enough to compute")
     (known,) = router.table
-    assert known.pending_tokens > 3.5 * 2000
+    assert known.pending_tokens > 0.9 * AHEAD_SECONDS * 2000
     await eventually(lambda: len(worker.received) == 40, "it gets the others once it should have computed those", 30)
     await eventually(lambda: not known.pending_tokens and not known.pending_prompts, "all are computed", 30)
     assert known.in_flight == 40
