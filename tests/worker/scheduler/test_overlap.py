@@ -165,6 +165,23 @@ def test_a_request_that_ends_without_a_token_leaves_the_next_plan() -> None:
     machine.rest()
 
 
+def test_a_late_token_is_computed_again_in_a_step_that_is_not_launched_ahead() -> None:
+    """The step of a pooled prompt is planned while the tokens before it are unread, and runs when they turned out to be late."""
+    machine = OverlappedModel(64, 4)
+    for seed in range(2):
+        machine.submit(prompt(6, seed), 20, ignore_eos=True)
+    for _ in range(3):
+        machine.step()
+    machine.submit(prompt(7, 3), 1, pooling="last")
+    machine.stalls = lambda: True
+    machine.step()
+    machine.stalls = lambda: False
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    assert machine.stalled == 2
+
+
 def test_a_prefix_is_shared_with_a_prompt_that_arrives_while_it_is_computed() -> None:
     machine = OverlappedModel(64, 4)
     machine.submit(prompt(33), 4, ignore_eos=True)

@@ -102,7 +102,7 @@ class Overlap:
         self._timer.record_plan(plan)
         if not runner.can_launch(plan):
             self.reconcile()
-            plan = scheduler.drop_finished(plan)
+            plan = scheduler.correct(plan)
             result = runner.execute(plan)
             self._timer.record_step(plan, result)
             self._report(plan, result, scheduler.advance(plan, result))

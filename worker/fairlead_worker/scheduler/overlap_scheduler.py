@@ -45,14 +45,18 @@ class OverlapScheduler:
         self._without_token.clear()  # the plan was reconciled before this one, so there are no void rows
         return self._scheduler.plan()
 
-    def drop_finished(self, plan: StepPlan) -> StepPlan:
-        """Return a plan that has not run yet without the rows of finished requests.
+    def correct(self, plan: StepPlan) -> StepPlan:
+        """Return a plan that has not run yet as the plan before it, reconciled meanwhile, leaves it.
 
-        They finished when the plan before it was reconciled. A request that ended without a token has nothing to compute.
+        Rows of finished requests go: a request that ended without a token has nothing to compute. A request whose token was late computes
+        its last position again.
         """
-        rows = tuple([row for row in plan.rows if row.request.finish is None])
+        late, rows = self._without_token, []
+        for row in plan.rows:
+            if row.request.finish is None:
+                rows.append(replace(row, start=row.request.computed) if row.request in late else row)
         ended = len(plan.rows) - len(rows)
-        return replace(plan, rows=rows, samples=plan.samples - ended, decodes=plan.decodes - ended) if ended else plan
+        return replace(plan, rows=tuple(rows), samples=plan.samples - ended, decodes=plan.decodes - ended)
 
     def rows_to_sample(self, plan: StepPlan) -> list[Row]:
         """Return the rows of a launched plan that need a token. Call it after the plan before it is reconciled."""
@@ -89,7 +93,7 @@ class OverlapScheduler:
 
     def advance(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         """Apply the result of a step, as `Scheduler.advance` does."""
-        self._without_token.clear()  # the plan was made after they were moved back
+        self._without_token.clear()  # `correct` has moved their rows back
         return self._scheduler.advance(plan, result)
 
     def _advance_unread_row(self, row: Row) -> None:
