@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8, TILE
+from fairlead_worker.model.fused.experts import is_experts
 from fairlead_worker.model.fused.gated import activation_of
 from fairlead_worker.model.fused.patch import Unfused
 from fairlead_worker.model.lowbit.checkpoint import count_experts
@@ -220,12 +221,7 @@ def _rounds_inputs(given: dict[str, Any]) -> bool:
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
     """Return the modules of experts of `model`."""
-    return [module for module in model.modules() if _is_experts(module)]
-
-
-def _is_experts(module: nn.Module) -> bool:
-    weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
-    return all(isinstance(weight, torch.Tensor) and weight.dim() == 3 for weight in weights)
+    return [module for module in model.modules() if is_experts(module)]
 
 
 def _empty(like: torch.Tensor, shape: Iterable[int], dtype: torch.dtype) -> nn.Parameter:

@@ -28,7 +28,7 @@ from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.gguf import find_gguf, read_gguf_model
 from fairlead_worker.model.kv_scales import read_kv_scales
-from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, open_tensors, reshape_scales, take_fp8
+from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, reshape_scales, take_fp8
 from fairlead_worker.model.lowbit.choose import choose_rounder
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
@@ -58,7 +58,7 @@ from fairlead_worker.plugins import PluginError
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.scales import Groups
 from fairlead_worker.sharding.shards import Shards, Unshardable
-from fairlead_worker.sharding.weights import part_class, parts
+from fairlead_worker.sharding.weights import Part, open_tensors, part_class
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.digest import model_digest
 from fairlead_worker.weights.progress import Progress, no_progress
@@ -360,11 +360,11 @@ def _read_weights(
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
             family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
             tensors: dict[str, Any] | None = None
-            if shards is not None:
-                cut = opened.enter_context(parts(folder, files, shards, groups))
-                family, tensors = part_class(config, shards, cut, groups), dict(cut)
-            elif experts is not None or reshapes:
+            if shards is not None or experts is not None or reshapes:
                 tensors = opened.enter_context(open_tensors(folder, files))
+                if shards is not None:
+                    cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
+                    family, tensors = part_class(config, shards, cut, groups), dict(cut)
             if tensors is not None:
                 source = {"pretrained_model_name_or_path": None, "state_dict": reshape_scales(tensors) if reshapes else tensors}
                 read = family.from_pretrained

@@ -156,12 +156,8 @@ class Group:
 
     def check_same(self, uri: str, digest: str) -> None:
         """Raise ModelLoadError on every rank if two have read different files, because a branch moved or volumes differ."""
-        own = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(parts, own)
-        others = [rank for rank, part in enumerate(parts) if not torch.equal(part, parts[0])]
-        if others:
-            raise ModelLoadError(uri, f"rank {others[0]} has read other files than rank 0: {SAME_FILES}")
+        if difference := self.objection("", digest):
+            raise ModelLoadError(uri, difference)
 
 
 def check_devices(config: WorkerConfig) -> None:

@@ -4,7 +4,7 @@ transformers itself reads the files (names of older checkpoints, tied weights, s
 It gets slices of the files instead of tensors, and a model whose layers have this rank's size.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,11 @@ class Part:
 
 
 @contextmanager
-def parts(folder: Path, files: list[str], shards: Shards, groups: Groups) -> Iterator[dict[str, Part]]:
+def open_tensors(folder: Path, files: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield name -> slice of each tensor in `files`, open while the context is."""
     with ExitStack() as opened:
-        found: dict[str, Part] = {}
-        for name in files:
-            file = opened.enter_context(safe_open(folder / name, framework="pt"))
-            for key in file.keys():  # noqa: SIM118  # not a mapping
-                found[key] = Part(key, file.get_slice(key), shards, groups)
-        yield found
+        stored = [opened.enter_context(safe_open(folder / name, framework="pt")) for name in files]
+        yield {key: file.get_slice(key) for file in stored for key in file.keys()}  # noqa: SIM118  # not a mapping
 
 
 def part_class(config: PreTrainedConfig, shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:

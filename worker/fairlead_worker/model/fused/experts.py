@@ -43,15 +43,16 @@ class GroupedExperts:
 
 
 def has_experts(model: nn.Module) -> bool:
-    return any(map(_is_experts, model.modules()))
+    return any(map(is_experts, model.modules()))
 
 
 def expert_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
     """Return patches of every module of experts, each compared with its own forward. Raises Unfused."""
-    return [_patch(module, library) for module in model.modules() if _is_experts(module)]
+    return [_patch(module, library) for module in model.modules() if is_experts(module)]
 
 
-def _is_experts(module: nn.Module) -> bool:
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module has the weights of all experts of a layer, in transformers' form."""
     weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
     return all(isinstance(weight, torch.Tensor) and weight.dim() == 3 for weight in weights)
 

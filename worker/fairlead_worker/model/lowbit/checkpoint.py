@@ -6,14 +6,11 @@ cannot multiply the weights, transformers dequantizes them while it reads, as on
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -131,14 +128,6 @@ def reshape_scales(tensors: Mapping[str, Any]) -> dict[str, Any]:
         if key.endswith((".weight_scale", ".weight_scale_inv")) and prod(tensor.get_shape()) == 1:
             made[key] = OneNumber(tensor, (1,) if ".experts." in key else ())
     return made
-
-
-@contextmanager
-def open_tensors(folder: Path, files: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield name -> slice of each tensor in `files`, open while the context is."""
-    with ExitStack() as opened:
-        stored = [opened.enter_context(safe_open(folder / name, framework="pt")) for name in files]
-        yield {key: file.get_slice(key) for file in stored for key in file.keys()}  # noqa: SIM118  # not a mapping
 
 
 def take_fp8(model: nn.Module, dtype: torch.dtype) -> int:
