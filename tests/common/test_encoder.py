@@ -197,6 +197,11 @@ def test_a_custom_role_is_accepted_where_the_template_renders_it(tokenizer: PreT
             encoder_for(tokenizer, CHATML).render_chat([{"role": role, "content": "hi"}])
 
 
+def test_a_result_that_the_template_refuses_is_text_of_the_user(tokenizer: PreTrainedTokenizerFast) -> None:
+    written = encoder_for(tokenizer, LLAMA3).render_chat([{"role": "tool", "content": "High"}])
+    assert "<|start_header_id|>user" in written and "<tool_response>\nHigh\n</tool_response>" in written
+
+
 def test_reasoning_alone_has_an_empty_content(tokenizer: PreTrainedTokenizerFast) -> None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "r"}, {"role": "user", "content": "b"}]
     empty = [chat[0], {"role": "assistant", "content": ""}, chat[2]]
@@ -214,7 +219,6 @@ def test_reasoning_alone_has_an_empty_content(tokenizer: PreTrainedTokenizerFast
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": {}}]}),
-        ("messages", {"messages": [{"role": "tool", "content": "of whose call the template knows nothing"}]}),
         ("messages[0].role", {"messages": [{"role": "wizard", "content": "hi"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
         ("messages", {"messages": [{"role": "user", "content": "lone \ud800"}]}),
