@@ -145,6 +145,7 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         submits=(SimpleNamespace(tenant="", sampling=SimpleNamespace(logprobs=logprobs)),),
         select_best=lambda: [0],
         usage=lambda: USAGE,
+        count_cached_tokens=lambda: (0, 0),
     )
     shape = SimpleNamespace(
         id="id",
