@@ -26,9 +26,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test's outcome: the worst of its phases, and skipped where set-up or the test itself skips."""
+    """Record a test's outcome: the worst of its phases, and skipped, with the reason, where set-up or the test itself skips."""
     if report.when == "call" or report.outcome != "passed":
-        _outcomes[report.nodeid] = report.outcome
+        reason = f": {report.longrepr[2]}" if isinstance(report.longrepr, tuple) else ""
+        _outcomes[report.nodeid] = report.outcome + reason
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -152,7 +152,8 @@ def test_a_stream_arrives_in_several_events(up: Up) -> None:
         stream = client.chat.completions.create(
             model="small",
             messages=[{"role": "user", "content": "Hello"}],
-            max_tokens=8,
+            max_tokens=64,
+            extra_body={"ignore_eos": True},
             stream=True,
             stream_options={"include_usage": True},
         )

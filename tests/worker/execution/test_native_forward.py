@@ -33,7 +33,7 @@ from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
-pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
+pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
 KNOWN = [family for family in FAMILIES if family != "gpt2"]
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True}),

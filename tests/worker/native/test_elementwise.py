@@ -7,7 +7,7 @@ import torch
 
 from fairlead_worker.native.library import native, pointer
 
-pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
+pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 TOLERANCE = {torch.float32: {"rtol": 2e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 8e-3, "atol": 1e-5}}
 both = pytest.mark.parametrize("dtype", KINDS, ids=str)

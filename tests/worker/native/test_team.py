@@ -12,7 +12,7 @@ import pytest
 from fairlead_worker.native import build
 from fairlead_worker.native.library import native
 
-pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
+pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
 EVERY = (1 << 64) - 1
 ONE_ITEM = """
 import contextlib
