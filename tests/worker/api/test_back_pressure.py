@@ -1,12 +1,19 @@
-"""A client that does not read: its waiting outputs are bounded, and then its sequences are aborted."""
+"""What one request makes the API process do: its waiting outputs are bounded, and other requests get their turns."""
 
+import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from fairlead_common.fair_slots import FairSlots
+from fairlead_common.telemetry.spans import NO_SPAN
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.generation import LEAST_WAITING_TOKENS, MAX_UNREAD_BYTES, MAX_WAITING_TOKENS, ClientTooSlow, Generation
-from fairlead_worker.api.http import to_api_error
+from fairlead_worker.api.generation.choice import OutputDelta
+from fairlead_worker.api.generation.run import MAX_ENTRIES, OUTPUT_ENTRIES, GenerationRun
+from fairlead_worker.api.http import LARGE_BODY, RequestContext, to_api_error
 from fairlead_worker.ipc.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
 
 ONE = Submit("", bytes([1, 0, 0, 0]), Sampling(max_tokens=1_000_000), 0)
@@ -73,3 +80,51 @@ async def test_a_list_of_short_prompts_enters_in_parts() -> None:
         (first,) = (message.id for message in engine.heard[:1] if isinstance(message, Submit))
         client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
         assert len(engine.heard) == some + 1 and client.unsent == some - 1
+
+
+async def test_other_requests_get_their_turn_among_the_outputs_of_many_choices() -> None:
+    """An engine may make tokens faster than this process reads them."""
+    some = MAX_ENTRIES // OUTPUT_ENTRIES + 1
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class Arrived:
+        async def outputs(self) -> Any:
+            yield [(0, Output("r0", b"\1\0\0\0", 0)) for _ in range(5 * some)]
+
+    choice = SimpleNamespace(finish_reason=None, process=lambda output: OutputDelta())
+    worker = SimpleNamespace(metrics=MetricsOfNobody(), engine=SimpleNamespace(state=SimpleNamespace(stall_seconds=0.0)))
+    run = GenerationRun(cast(Any, worker), cast(Any, SimpleNamespace(choices=[choice])), NO_SPAN)
+    task = asyncio.create_task(other())
+    parts = [len(deltas) async for deltas in run.deltas(cast(Any, Arrived()))]
+    task.cancel()
+    assert parts == [some] * 5 and turns >= 4
+
+
+class MetricsOfNobody:
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(observe=lambda seconds: None)
+
+
+async def test_large_bodies_wait_for_their_turn_and_others_do_not() -> None:
+    turns = FairSlots(1)
+    slot = await turns.acquire("other")
+
+    def read(size: int) -> "asyncio.Task[bytes]":
+        async def receive() -> Any:
+            return {"type": "http.request", "body": bytes(size)}
+
+        async def send(message: Any) -> None: ...
+
+        context = RequestContext({"path": "/v1/completions", "headers": []}, receive, send, "pod-0", None, turns)
+        return asyncio.create_task(context.read_body(2 * LARGE_BODY))
+
+    small, large = read(LARGE_BODY - 1), read(LARGE_BODY)
+    assert len(await small) == LARGE_BODY - 1 and not large.done()
+    turns.release("other", slot)
+    assert len(await large) == LARGE_BODY

@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fairlead_common.fair_slots import FairSlots
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_common.truncate import quote
@@ -35,6 +36,12 @@ TENANT = b"x-fairlead-tenant"
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 
+LARGE_BODY = 1 << 20
+"""Bytes from which a body waits for its turn. Longer ones than this are rare: it holds a prompt of 250,000 tokens."""
+SECONDS_PER_BYTE = 20e-9
+"""Pause before a large body is decoded. Decoding takes up to 7 ns a byte and holds Python's lock, so other requests get at least two
+thirds of this process's time."""
+
 Result = TypeVar("Result")
 
 
@@ -45,8 +52,19 @@ class ClientGone(Exception):
 class RequestContext:
     """One request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str, unreported: UnreportedCpu | None = None) -> None:
-        """`unreported`: where the CPU time of requests without an answer is kept; None: the CPU time is not reported."""
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        pod: str,
+        unreported: UnreportedCpu | None = None,
+        large_bodies: FairSlots | None = None,
+    ) -> None:
+        """`unreported`: where the CPU time of requests without an answer is kept; None: the CPU time is not reported.
+
+        `large_bodies`: turns to have a large body decoded; None: at once.
+        """
         self.path: str = scope["path"]
         self.headers = dict(scope["headers"])
         self.tenant = self.headers.get(TENANT, b"").decode("latin-1")
@@ -65,6 +83,7 @@ class RequestContext:
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
         self._warnings = begin_request()
         self._replayed: bytes | None = None
+        self._large_bodies = large_bodies
         self._receive = receive
         self._send = send
 
@@ -102,7 +121,13 @@ class RequestContext:
                 raise too_large(limit)
             parts.append(part)
             if not message.get("more_body", False):
+                await self._wait_for_turn(size)
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _wait_for_turn(self, size: int) -> None:
+        """Delay a large body, so that decoding many of them leaves time for other requests."""
+        if size >= LARGE_BODY and self._large_bodies is not None:
+            await self._large_bodies.run(self.tenant, lambda _: asyncio.ensure_future(asyncio.sleep(size * SECONDS_PER_BYTE)))
 
     def replay_body(self, body: bytes) -> None:
         """Let `read_body` return a body that was read already."""
@@ -167,16 +192,18 @@ class RequestMiddleware:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
         is_inference = scope["path"] in INFERENCE
-        context = RequestContext(scope, receive, send, self._worker.config.pod, self._worker.unreported_cpu if is_inference else None)
-        context.close_connection = self._worker.draining
+        worker = self._worker
+        unreported = worker.unreported_cpu if is_inference else None
+        context = RequestContext(scope, receive, send, worker.config.pod, unreported, worker.large_bodies)
+        context.close_connection = worker.draining
         scope["fairlead.context"] = context
         try:
             if is_inference:
-                self._worker.check_serving()
-                self._worker.unreported_cpu.check(context.tenant)
+                worker.check_serving()
+                worker.unreported_cpu.check(context.tenant)
                 if scope["path"] in GENERATING:
-                    self._worker.check_queue_limit(1, context.tenant)  # before the body is read and tokenized
-                with self._worker.track_request():
+                    worker.check_queue_limit(1, context.tenant)  # before the body is read and tokenized
+                with worker.track_request():
                     self._check_head(context)
                     await context.cpu.count(self._app(scope, context.receive, context.send), context.headers)
             else:

@@ -79,6 +79,8 @@ class Worker:
         self._large_encoding = asyncio.Lock()
         self.large_answers = FairSlots(1)
         """Turns of tenants to format log-probabilities: the event loop waits up to five milliseconds for each thread that computes."""
+        self.large_bodies = FairSlots(1)
+        """Turns of tenants to have a large body decoded."""
         self.token_cache = TokenCache(config.limits.token_cache_bytes)
         limits = config.limits
         self.response_store = (
