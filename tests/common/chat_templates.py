@@ -44,6 +44,8 @@ OWN = {
     "system first": "{% if messages[0].role == 'system' %}{{ messages[0].content + '' }}{% endif %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}" + _calls(_OBJECT) + "{% endfor %}",
+    "a result has content": _HEAD + "{% if m.role == 'tool' and not m.content | trim %}{{ raise_exception('empty') }}{% endif %}" + _TEXT
+    + _calls(_OBJECT) + "{% endfor %}",
     "named results": _HEAD + "{% if m.role == 'tool' and m.name is not defined %}{{ raise_exception('name') }}{% endif %}" + _TEXT
     + "{{ m.name or '' }}" + _calls(_OBJECT) + "{% endfor %}{{ tools | length if tools else '' }}",
     "results with tools": _HEAD + "{% if m.role == 'tool' and not tools %}{{ raise_exception('tools') }}{% endif %}" + _TEXT

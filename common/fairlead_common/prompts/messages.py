@@ -120,6 +120,8 @@ class ChatRenderer:
             if not forms.keeps_results:
                 texts = ["<tool_response>", *read_texts(content, f"{where}.content"), "</tool_response>"]
                 return [{"role": "user", "content": text_in_style("\n".join(texts), forms.styles["user"])}]
+            if forms.empty_result and not any(map(str.strip, read_texts(content, f"{where}.content"))):
+                content = forms.empty_result
         if role == "developer" and not forms.knows_developer:
             normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
         return [{**normal, "content": _content(content, f"{where}.content", role, forms)}]

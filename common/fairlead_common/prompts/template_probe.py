@@ -42,6 +42,8 @@ class MessageForms:
     """False if the template does not render calls."""
     keeps_results: bool
     """False if the template leaves out messages of the role tool, or refuses them."""
+    empty_result: str
+    """The text of a result that is empty. Some templates refuse none."""
     names_results: bool
     """True if the template requires the function's name in a result."""
     short_ids: bool
@@ -112,6 +114,7 @@ class _Probe:
             arguments=arguments,
             keeps_calls=keeps_calls,
             keeps_results=self._keeps_result(beside, arguments),
+            empty_result=self._find_empty_result(until_result),
             names_results=self._names_results,
             short_ids=keeps_calls and any(self._count(self._call_dialogues(beside, arguments, id)[0], (CALL,)) < 0 for id in _OTHER_IDS),
             splits_calls=keeps_calls and self._must_split_calls(beside, arguments),
@@ -217,6 +220,12 @@ class _Probe:
         candidates: list[Message] = [{"content": text_in_style(text, style)} for text in ("", " ")]
         scores = [self._count([question, {**answer, **content}, following], wanted) for content in candidates]
         return candidates[scores.index(max(scores))]
+
+    def _find_empty_result(self, until_result: list[Message]) -> str:
+        *before, result = until_result
+        texts = ("", " ", "(no output)")
+        scores = [self._count([*before, {**result, **self._message("tool", text)}], (QUESTION, CALL)) for text in texts]
+        return texts[scores.index(max(scores))]
 
     def _must_split_calls(self, beside: Message, arguments: ArgumentForm) -> bool:
         calls = [make_call(_ID, CALL, arguments), make_call(_OTHER_ID, OTHER_CALL, arguments)]

@@ -125,6 +125,7 @@ ARGUMENTS = '{"s": "hi", "i": 5}'
 @pytest.mark.parametrize(
     ("parser", "written"),
     [
+        *((parser, f"<tool_call>\n{F}\n</tool_call>") for parser in ("qwen3_coder", "glm45")),
         *(("hermes", f"<tool_call>\n{each}\n</tool_call>") for each in (F[:-1], F + "}", f"[{F}]", f"```json\n{F}\n```")),
         *(("llama3_json", each) for each in (f"[{F}]", f"<|python_tag|>[{F}]<|python_end|>", F.replace('"name"', '"function"'))),
         ("phi4_mini", f"functools[{F}]"),

@@ -44,6 +44,10 @@ class JsonFormat:
 
     def stage(self, opening: str, next_stage: Stage) -> Stage:
         """Return the stage after a marker, or at the start of an answer."""
+        return CallHead(self.heads(opening, next_stage), opening, next_stage, self.forced)
+
+    def heads(self, opening: str, next_stage: Stage) -> list[tuple[str, HeadHandler]]:
+        """Return the patterns of a call's head, and what to do at each."""
 
         def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             scanner, at = Scanner(), found.start("open")
@@ -64,7 +68,7 @@ class JsonFormat:
         patterns: list[tuple[str, HeadHandler]] = [(self.head, start_call)]
         if self.any_object and (opening or not self.only_head_at_start):
             patterns.append((self.any_object, start_object))
-        return CallHead(patterns, opening, next_stage, self.forced)
+        return patterns
 
     def after_call(self, next_stage: Stage) -> Stage:
         """Return the stage after a call."""

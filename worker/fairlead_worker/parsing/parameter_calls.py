@@ -7,7 +7,8 @@ import msgspec
 import regex
 
 from fairlead_worker.parsing.between_calls import BetweenCalls
-from fairlead_worker.parsing.call_head import NAME, CallHead
+from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
+from fairlead_worker.parsing.json_calls import JSON_CALLS
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.pythonic import parse_literal
 from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap, find_marker
@@ -50,7 +51,10 @@ class ParameterFormat:
             rest = found.start("rest") if found.groupdict().get("rest") else found.end()
             return text[rest:], _Parameters(self, sink.tools.schemas[found["name"]], next_stage)
 
-        return CallHead([(self.head, start_call)], opening, next_stage)
+        heads: list[tuple[str, HeadHandler]] = [(self.head, start_call)]
+        if (hermes := JSON_CALLS["hermes"]).markers[0] in self.markers:  # Qwen3-Coder and GLM also write JSON within their tags
+            heads += hermes.heads(opening, next_stage)
+        return CallHead(heads, opening, next_stage)
 
     def after_call(self, next_stage: Stage) -> Stage:
         """Return the stage after a call."""
