@@ -116,6 +116,15 @@ def _marks(draw: random.Random, count: int) -> str:
     return "".join(draw.choice("!?;%&") for _ in range(count))
 
 
+def _ambiguous(draw: random.Random) -> list[bytes]:
+    """Return grammars whose masks take long, because each text has many derivations."""
+    grammar = 'root ::= a\na ::= a a | [a-z{}] | "" | a a a'
+    numbers = [draw.randrange(10**9) for _ in range(20)]
+    asked = {"prompt": "x", "max_tokens": 400, "temperature": 1}
+    return [post(COMPLETIONS, asked | {"structured_outputs": {"grammar": grammar.format(number)}}) for number in numbers]
+
+
+_CHOICES = {"prompt": "x", "n": 128, "max_tokens": 10, "ignore_eos": True}
 _SMALL = {"prompt": "x", "max_tokens": 1}
 _USER = '{"role":"user","content":""}'
 
@@ -133,6 +142,9 @@ KINDS: tuple[Kind, ...] = (
     Kind("dense text", lambda _: [raw(COMPLETIONS, f'"max_tokens":1,"prompt":"{repeat("! ?", 250_000, separator="")}"')]),
     Kind("dense text that fits", lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": _marks(draw, 4000)}) for _ in range(50)]),
     Kind("many choices", lambda _: [post(COMPLETIONS, _SMALL | {"max_tokens": 400, "n": 64, "ignore_eos": True})]),
+    Kind("biased choices", lambda _: [post(COMPLETIONS, _CHOICES | {"logit_bias": {str(token): 1 for token in range(1000)}})]),
+    Kind("stop tokens", lambda _: [post(COMPLETIONS, _CHOICES | {"min_tokens": 9, "stop_token_ids": list(range(3, 1000))})]),
+    Kind("late masks", _ambiguous),
     Kind(
         "prompt logprobs",
         lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": [_words(draw, 60) for _ in range(16)], "prompt_logprobs": 20})],

@@ -14,6 +14,7 @@ from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
@@ -196,6 +197,27 @@ def test_a_late_mask_delays_no_other_request(model: Model) -> None:
     serving.runner.execute = counted  # type: ignore[method-assign]
     same(serving.serve([Ask(choice), Ask("", max_tokens=30)]), expected)
     assert plain[:30] == [1] * 30
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_late_mask_delays_no_part_of_a_prompt(model: Model, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another prompt is computed in parts, the late row is the only one that samples."""
+    monkeypatch.setattr("fairlead_worker.sampling.grammars.ALONE_SECONDS", 1000.0)
+    choice, slow = model.grammar("choice", ["left", "right"]), Slow(model.compiler)
+    grammars = Grammars(slow)
+    serving = Serving(model, grammars=grammars, overlap=overlap, chunked_prefill_size=32)
+    assert grammars.compile(choice).result() == "", "so that the first step has both"
+    masks, chunks = grammars.masks, []
+
+    def counted(rows: list[Row], has_others: bool) -> Masks:
+        chunks.append(has_others)
+        if not has_others:
+            slow.gate.release(100)  # the prompt is computed
+        return masks(rows, has_others)
+
+    grammars.masks = counted  # type: ignore[method-assign]
+    late, plain = serving.serve([Ask(choice), Ask("", prompt=range(5, 155), max_tokens=1)])
+    assert chunks[:4] == [True] * 4 and serving.text(late) in ("left", "right") and len(plain.tokens) == 1
 
 
 def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:

@@ -17,6 +17,7 @@ from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import penalties as adjust
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.sampling.token_arrays import token_array
 from fairlead_worker.scheduler.request import Request
 
 VOCABULARY = 300
@@ -157,3 +158,16 @@ def test_penalized_output_is_the_same_alone_together_and_in_chunks(tmp_path: Pat
     assert together == [run([i], 1 << 30)[0] for i in range(4)]
     assert len(set(together[0])) == 12, "nothing comes twice"
     assert set(together[3]) <= set(range(10, 20))
+
+
+def test_tokens_that_a_request_names_are_read_once() -> None:
+    """A thousand of them for each of 128 choices took 0.16 s of every step."""
+    named = tuple(range(5, 20))
+    sampling = Sampling(max_tokens=9, logit_bias=((3, 1.5), (99, 2.0)), allowed_token_ids=named, bad_words=((4,), (98,)))
+    request = make_request("r", [1, 2], sampling)
+    stops = token_array(request, "stops", iter((1, 2, 77)), 32)
+    assert stops.tolist() == [1, 2] and token_array(request, "stops", iter(()), 32) is stops
+    first = Histories().adjust(torch.zeros(1, 32), [request])
+    kept = {name: id(arrays) for name, arrays in request.token_arrays.items()}
+    assert torch.equal(first, Histories().adjust(torch.zeros(1, 32), [request]))
+    assert {name: id(arrays) for name, arrays in request.token_arrays.items()} == kept and {"bias", "allowed"} <= kept.keys()

@@ -112,7 +112,7 @@ class LaunchedStep:
             wanted = set(rows)
             kept = [place for place, row in enumerate(row for row in plan.rows if row.samples) if row in wanted]
             logits = logits[to_device(kept, logits.device)]
-        self._masks = None if grammars is None else grammars.masks(rows)
+        self._masks = None if grammars is None else grammars.masks(rows, plan.samples < len(plan.rows))
         requests = [row.request for row in rows]
         with torch.inference_mode():
             tokens = choose(logits, requests, owner.runner.histories, masks=self._masks, filters=owner.runner.filters)

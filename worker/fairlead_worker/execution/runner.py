@@ -96,7 +96,7 @@ class ModelRunner:
             draft_seconds += time.perf_counter() - waiting
             grammars = self.begin_masks(plan.rows)
         rows = [row for row in plan.rows if row.samples]
-        masks = None if grammars is None else grammars.masks(rows)
+        masks = None if grammars is None else grammars.masks(rows, len(rows) < len(plan.rows))
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
         endings = {} if grammars is None or masks is None else grammars.accept(rows, tokens, masks)
         return StepResult(

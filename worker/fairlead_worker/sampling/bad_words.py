@@ -1,10 +1,12 @@
 """Bad words: token sequences that must not occur in an output. The token that would complete one is forbidden, as in vLLM."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.sampling.token_arrays import index_of, token_array
 from fairlead_worker.scheduler.request import Request
 
 
@@ -15,26 +17,24 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     unchanged: a bad word is better than no token.
     """
     vocabulary = logits.shape[1]
-    forbidden = [
-        (row, token)
-        for row, request in enumerate(requests)
-        if request.sampling.bad_words
-        for token in _completing_tokens(request, ahead[row] if ahead else ())
-        if token < vocabulary
-    ]
-    if not forbidden:
+    rows = [row for row, request in enumerate(requests) if request.sampling.bad_words]
+    forbidden = [_forbidden_tokens(requests[row], ahead[row] if ahead else (), vocabulary) for row in rows]
+    if not any(map(len, forbidden)):
         return logits
-    rows, tokens = to_device(torch.tensor(forbidden).T, logits.device)
-    kept = logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
-    return torch.where((kept.amax(1) == float("-inf"))[:, None], logits, kept)
+    kept = logits.index_put(index_of(rows, forbidden, logits.device), logits.new_full((), float("-inf")))
+    at = to_device(rows, logits.device)
+    none_left = (kept[at].amax(1) == float("-inf"))[:, None]
+    return kept.index_put((at,), torch.where(none_left, logits[at], kept[at]))
 
 
-def _completing_tokens(request: Request, draft: Sequence[int]) -> Iterator[int]:
-    """Yield the last tokens of the sequences whose other tokens end the output. The prompt does not count."""
+def _forbidden_tokens(request: Request, draft: Sequence[int], vocabulary: int) -> np.ndarray:
+    """Return the words of one token, and the last tokens of the others whose other tokens end the output. The prompt does not count."""
     words = request.sampling.bad_words
+    single = token_array(request, "bad words", (word[0] for word in words if len(word) == 1), vocabulary)
+    if len(single) == len(words):
+        return single
     longest = max(map(len, words)) - 1
     begin = max(request.prompt_length, len(request.tokens) - longest)
     output = (*request.tokens[begin:], *draft)
-    for *before, last in words:
-        if not before or output[-len(before) :] == tuple(before):
-            yield last
+    completed = [word[-1] for word in words if len(word) > 1 and output[1 - len(word) :] == word[:-1] and word[-1] < vocabulary]
+    return np.concatenate([single, np.array(completed, np.int64)]) if completed else single

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 0.05, 0.0005
 """How long a batch waits for late masks: a share of the step's duration so far, with a lower bound."""
-ALONE_SECONDS = 0.1
-"""The longest wait if the mask of every sampling row is late. Without tokens the step is useless, but the loop must still receive
-aborts."""
+ALONE_SECONDS = 0.05
+"""The longest wait if the mask of every row is late. Without tokens the step is useless, but the loop must still receive aborts, and new
+requests, which wait for it."""
 SLOWER = 2
 """Allowed compilation time here, beside the model, as a multiple of the time in the process that validated the grammar."""
 
@@ -136,10 +136,13 @@ class Grammars:
                 self._queue.append(each)
         self._wake()
 
-    def masks(self, rows: Sequence[Row]) -> Masks:
-        """Return the masks of the rows passed to `begin` that are ready in time, by position among all sampling rows."""
+    def masks(self, rows: Sequence[Row], has_others: bool) -> Masks:
+        """Return the masks of the rows passed to `begin` that are ready in time, by position among all sampling rows.
+
+        `has_others`: the step also computes parts of prompts, which a late mask must not delay.
+        """
         mine = [self._followed[row.request.id] for row in rows if row.request.grammar]
-        self._wait(mine, alone=len(mine) == len(rows))
+        self._wait(mine, alone=len(mine) == len(rows) and not has_others)
         places: list[int] = []
         words: list[np.ndarray] = []
         first = 0

@@ -12,6 +12,7 @@ import torch
 
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.sampling.thinking import ThinkingBudgets
+from fairlead_worker.sampling.token_arrays import index_of, token_array
 from fairlead_worker.scheduler.request import Request
 
 _ROOM = 64
@@ -107,13 +108,12 @@ class Histories:
         device = logits.device
         histories = [self._of[request.id].followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
         lengths = [len(ids) for ids, _ in histories]
-        place = _places([i for i, _ in rows], lengths), torch.from_numpy(np.concatenate([ids for ids, _ in histories]))
         counts = to_device(torch.from_numpy(np.concatenate([counts for _, counts in histories])), device)
         settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
         repetition, frequency, presence = to_device(torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)), device).unbind(
             1
         )
-        index = tuple(to_device(part, device) for part in place)
+        index = index_of([i for i, _ in rows], [ids for ids, _ in histories], device)
         values = logits[index]
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[index] = values - frequency * counts - presence * (counts > 0)
@@ -121,12 +121,22 @@ class Histories:
 
 def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
     """Add biases in place. Tokens outside the vocabulary are ignored."""
+    if not rows:
+        return
     vocabulary, device = logits.shape[1], logits.device
-    entries = [(i, token, value) for i, request in rows for token, value in request.sampling.logit_bias if token < vocabulary]
-    if entries:
-        at, tokens, values = zip(*entries, strict=True)
-        index = to_device(at, device), to_device(tokens, device)
-        logits[index] += to_device(values, device, logits.dtype)
+    biases = [_bias_of(request, vocabulary) for _, request in rows]
+    index = index_of([i for i, _ in rows], [tokens for tokens, _ in biases], device)
+    logits[index] += to_device(torch.from_numpy(np.concatenate([values for _, values in biases])), device)
+
+
+def _bias_of(request: Request, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 [tokens] and float32 [tokens]."""
+    found: tuple[np.ndarray, np.ndarray] | None = request.token_arrays.get("bias")
+    if found is None:
+        pairs = [(token, value) for token, value in request.sampling.logit_bias if token < vocabulary]
+        found = np.array([token for token, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float32)
+        request.token_arrays["bias"] = found
+    return found
 
 
 def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
@@ -134,16 +144,8 @@ def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
     if not rows:
         return
     vocabulary, device = logits.shape[1], logits.device
-    allowed = [np.array([token for token in request.sampling.allowed_token_ids if token < vocabulary], np.int64) for _, request in rows]
-    index = (
-        to_device(_places([i for i, _ in rows], [len(ids) for ids in allowed]), device),
-        to_device(torch.from_numpy(np.concatenate(allowed)), device),
-    )
+    allowed = [token_array(request, "allowed", request.sampling.allowed_token_ids, vocabulary) for _, request in rows]
+    index = index_of([i for i, _ in rows], allowed, device)
     kept = logits[index]
     logits[to_device([i for i, _ in rows], device)] = float("-inf")
     logits[index] = kept
-
-
-def _places(rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """Return each row index as often as its length says."""
-    return torch.from_numpy(np.repeat(np.array(rows, np.int64), lengths))

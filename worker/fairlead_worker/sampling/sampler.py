@@ -14,6 +14,7 @@ from fairlead_worker.sampling.draw import draw
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.token_arrays import index_of, token_array
 from fairlead_worker.scheduler.request import Request
 
 
@@ -90,18 +91,11 @@ def choose(
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:
     """Forbid rows short of `min_tokens` the tokens that would end them."""
-    vocabulary = logits.shape[1]  # a stop token outside the vocabulary can never come, and must not index the logits
-    early = [
-        (i, token)
-        for i, r in enumerate(requests)
-        if r.output_length + further[i] < r.sampling.min_tokens
-        for token in r.stop_tokens
-        if token < vocabulary
-    ]
+    early = [(i, r) for i, r in enumerate(requests) if r.output_length + further[i] < r.sampling.min_tokens and r.stop_tokens]
     if not early:
         return logits
-    rows, tokens = to_device(torch.tensor(early).T, logits.device)
-    return logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
+    tokens = [token_array(request, "stops", request.stop_tokens, logits.shape[1]) for _, request in early]
+    return logits.index_put(index_of([i for i, _ in early], tokens, logits.device), logits.new_full((), float("-inf")))
 
 
 Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]

@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import Lease
@@ -96,6 +97,8 @@ class Request:
     history: History = field(default_factory=History)
     prompt_logprobs: PromptLogprobs | None = None
     """None: not requested."""
+    token_arrays: dict[str, Any] = field(default_factory=dict)
+    """What `sampling/token_arrays.py` keeps of it."""
     plain: bool = False
     """Greedy sampling without logit changes, logprobs or grammar. Set once from `sampling`, so that steps need not compute it."""
 
