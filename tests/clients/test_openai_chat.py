@@ -167,6 +167,6 @@ async def test_a_client_that_leaves_a_stream_is_no_longer_served(api: Any, deplo
         seen += 1
         if seen == 3:
             break
-    assert deployment.running() == 8
+    until(lambda: deployment.running() == 8, "all its choices run", seconds=60)
     await settled(stream.close())
     until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)
