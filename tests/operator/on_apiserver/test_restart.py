@@ -14,7 +14,7 @@ from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube.difference import is_unchanged, with_digest
 
-SERVICES = 20
+SERVICES = 6
 TEMPLATE = {
     "spec": {
         "nodeSelector": {"a": "b"},
@@ -69,37 +69,33 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
     assert sum(after[uid] != version for uid, version in before.items()) == SERVICES, "our test's own annotation"
 
 
-@pytest.mark.parametrize(
-    ("plural", "name", "change"),
-    [
-        ("deployments", "qwen-worker", {"spec": {"replicas": 5}}),
-        ("deployments", "qwen-worker", {"metadata": {"labels": {"app.kubernetes.io/component": None}}}),
-        ("deployments", "qwen-worker", {"spec": {"template": {"spec": {"nodeSelector": None}}}}),
-        ("deployments", "qwen-router", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 2}}}}),
-        ("services", "qwen", {"spec": {"selector": {"app.kubernetes.io/component": "worker"}}}),
-        ("poddisruptionbudgets", "qwen-worker", {"spec": {"maxUnavailable": 0}}),
-        ("serviceaccounts", "qwen", {"automountServiceAccountToken": True}),
-        ("serviceaccounts", "qwen", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
-    ],
-)
+CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {  # of one service each
+    "size": ("deployments", "size-worker", {"spec": {"replicas": 5}}),
+    "label": ("deployments", "label-worker", {"metadata": {"labels": {"app.kubernetes.io/component": None}}}),
+    "field": ("deployments", "field-worker", {"spec": {"template": {"spec": {"nodeSelector": None}}}}),
+    "bounds": ("deployments", "bounds-router", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 2}}}}),
+    "selector": ("services", "selector", {"spec": {"selector": {"app.kubernetes.io/component": "worker"}}}),
+    "budget": ("poddisruptionbudgets", "budget-worker", {"spec": {"maxUnavailable": 0}}),
+    "account": ("serviceaccounts", "account", {"automountServiceAccountToken": True}),
+    "digest": ("serviceaccounts", "digest", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
+}
+
+
 def test_changes_made_while_no_operator_ran_are_reverted(
-    left: tuple[Cluster, StubRouter], plural: str, name: str, change: dict[str, Any]
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, router = left
-    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
-        eventually(lambda: cluster.get(plural, name))
-        before = cluster.get(plural, name)
-    cluster.patch(plural, name, change)
-    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
-        eventually(lambda: cut(cluster.get(plural, name), change) == cut(before, change), within=10)
-
-
-@pytest.fixture
-def left(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, StubRouter]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
-    cluster.create(**SPEC)
-    return cluster, router
+    for service in CHANGES:
+        server.create(cluster.path("inferenceservices"), manifest(service, namespace, **SPEC))
+    with run_operator(server.kubeconfig, namespace, router.url):
+        before = {service: eventually(lambda at=at: cluster.get(*at[:2])) for service, at in CHANGES.items()}
+    for at in CHANGES.values():
+        cluster.patch(*at)
+    with run_operator(server.kubeconfig, namespace, router.url):
+        for service, (plural, name, change) in CHANGES.items():
+            wanted = cut(before[service], change)
+            eventually(lambda at=(plural, name), change=change, wanted=wanted: cut(cluster.get(*at), change) == wanted)
 
 
 def cut(body: Any, change: Mapping[str, Any]) -> Any:
