@@ -84,7 +84,7 @@ def controlled(metrics: Metrics, tmp_path: Path) -> Iterator[apiserver.ApiServer
         wait_for_crd(server)
         metrics.register(server)
         flags = [f"--kubeconfig={server.kubeconfig}", f"--controllers={CONTROLLERS}", "--leader-elect=false", "--bind-address=127.0.0.1"]
-        flags += [f"--secure-port={free_port()}", f"--cert-dir={tmp_path / 'manager'}", "--horizontal-pod-autoscaler-sync-period=1s"]
+        flags += [f"--secure-port={free_port()}", f"--cert-dir={tmp_path / 'manager'}", "--horizontal-pod-autoscaler-sync-period=300ms"]
         with (tmp_path / "manager.log").open("wb") as log:
             process = subprocess.Popen([str(manager), *flags], stdout=log, stderr=log)
         try:
