@@ -1,6 +1,5 @@
 """Many sets of values: a real API server accepts what the chart makes of each."""
 
-import itertools
 import json
 from typing import Any
 
@@ -25,16 +24,16 @@ EXTRA = {
     "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
 }
 SETS: dict[str, dict[str, Any]] = {
-    **{f"{section}-{name}": {section: pods} for section, (name, pods) in itertools.product(SECTIONS, PODS.items())},
+    **{f"{section}-all": {section: PODS["all"]} for section in SECTIONS},
     **{f"openshift-{name}": {"openshift": True, **dict.fromkeys(SECTIONS, pods)} for name, pods in PODS.items()},
-    **{f"name-{name}": {"fullnameOverride": name} for name in ("123", "1e3", "true", "a" * 40, "0x1f", "on", "x-1")},
-    **{f"part-{name}": {"nameOverride": name} for name in ("123", "null", "e5", "fl", "y")},
-    **{f"secret-{name}": {"images": {"pullSecrets": [{"name": name}]}} for name in ("123", "1e3", "true", "a.b")},
+    **{f"name-{name}": {"fullnameOverride": name} for name in ("1e3", "true", "a" * 40)},
+    **{f"part-{name}": {"nameOverride": name} for name in ("123", "null", "fl")},
+    **{f"secret-{name}": {"images": {"pullSecrets": [{"name": name}]}} for name in ("1e3", "a.b")},
     **{f"registry-{name}": {"global": {"imageRegistry": name}} for name in ("localhost:5000", "10.0.0.1:5000/mirror", "[fd00::1]:5000")},
-    **{f"tag-{tag}": {"images": {"worker": {"tag": tag}, "control": {"tag": tag}}} for tag in (20260101, "1e3", "v1", "0x10")},
-    **{f"domain-{name}": {"clusterDomain": name} for name in ("cluster.local", "123", "1e3")},
-    **{f"secrets-{name}": {"redis": {"existingSecret": name}} for name in ("123", "1e3", "true")},
-    **{f"tls-{name}": {"redis": {"tls": {"existingSecret": name}}} for name in ("123", "no")},
+    **{f"tag-{tag}": {"images": {"worker": {"tag": tag}, "control": {"tag": tag}}} for tag in (20260101, "1e3")},
+    **{f"domain-{name}": {"clusterDomain": name} for name in ("1e3",)},
+    **{f"secrets-{name}": {"redis": {"existingSecret": name}} for name in ("1e3",)},
+    **{f"tls-{name}": {"redis": {"tls": {"existingSecret": name}}} for name in ("no",)},
     "tls-off": {"redis": {"tls": {"enabled": False}}},
     "external": {"redis": {"externalUrl": "rediss://[fd00::1]:6379", "existingSecret": "1"}},
     "sentinel": {"redis": {"externalUrl": "redis+sentinel://s/index", "existingSecret": "2"}},
@@ -50,7 +49,7 @@ SETS: dict[str, dict[str, Any]] = {
     "extra-objects": {"extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own"}, "data": {"a": "1e3"}}]},
     "rollout": {"rollout": {"paused": True, "maxSurgeGPUs": 0, "maxErrorRateIncrease": "0%"}, "hub": {"endpoint": ""}},
 }
-PARTS = 4
+PARTS = 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
