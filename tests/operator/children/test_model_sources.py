@@ -1,13 +1,10 @@
 """Model sources, the cache and placement, as volumes, mounts and environment; credentials by reference only."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.operator.support.manifests import SETTINGS, service
 
-from fairlead_operator.api import InferenceService
 from fairlead_operator.children import router, worker
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.status.refusals import find_cause
@@ -109,13 +106,6 @@ def test_warm_up_is_given_in_variables() -> None:
     assert seen["FAIRLEAD_PEERS"].startswith("dns://qwen-workers.default.svc.") and seen["FAIRLEAD_PEERS"].endswith(":8000")
     assert "FAIRLEAD_WARMUP_TOKENS" not in environment(template(engine={"warmupTokens": 0}))
     assert not any("warm" in argument for argument in template()["containers"][0]["args"])
-
-
-@pytest.mark.parametrize("name", ["s3", "cache"])
-def test_the_examples_are_accepted(name: str) -> None:
-    text = (Path(__file__).parents[3] / "examples" / f"{name}.yaml").read_text()
-    (body,) = [each for each in yaml.safe_load_all(text) if each["kind"] == "InferenceService"]
-    assert InferenceService.parse(body).spec.model.cache is not None
 
 
 def test_placement_and_pull_secrets() -> None:

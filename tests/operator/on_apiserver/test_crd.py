@@ -420,12 +420,3 @@ def test_a_service_that_no_operator_has_seen_is_not_current(server: apiserver.Ap
     server.create(BASE.format(namespace), manifest("qwen", namespace))
     body = server.get(f"{BASE.format(namespace)}/qwen")
     assert body["status"] == {"observedGeneration": -1} and body["metadata"]["generation"] == 1
-
-
-def test_scale_reads_and_writes_replicas(server: apiserver.ApiServer, namespace: str) -> None:
-    path = BASE.format(namespace)
-    server.create(path, manifest("qwen", namespace))
-    code, scale = server.request("GET", f"{path}/qwen/scale")
-    assert code == 200 and scale["spec"]["replicas"] == 1
-    code, _ = server.request("PATCH", f"{path}/qwen/scale", {"spec": {"replicas": 3}}, "application/merge-patch+json")
-    assert code == 200 and server.get(f"{path}/qwen")["spec"]["replicas"] == 3
