@@ -28,7 +28,7 @@ from fairlead_operator.revisions import MAX_REVISIONS
 CRASHES = os.environ.get("FAIRLEAD_CRASHES", "")  # "all", or "20-35": at these writes
 SAMPLE = [(4, True), (10, False), (11, True), (-7, True)]  # (write, after); negative: counted from the last one
 PLURALS = ("serviceaccounts", "services", "controllerrevisions", "deployments", "poddisruptionbudgets")
-LANES = 3  # cases at the same time
+LANES = 4  # cases at the same time
 LOOKS = 3  # of the operator at a state that is taken for its last: a pass may have begun before the write that was to wake it
 SLOW = 90.0  # seconds for one step: a machine with much else to do
 

@@ -20,7 +20,7 @@ from fairlead_operator.children import worker
 from fairlead_operator.rollout.images import runtime_of
 from fairlead_operator.rollout.strategy import revision_of
 
-STEPS = 60  # random edits, at which the simulated controller is compared with the real one
+STEPS = 40  # random edits, at which the simulated controller is compared with the real one
 
 
 @pytest.fixture(scope="module")
