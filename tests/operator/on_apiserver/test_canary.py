@@ -5,14 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator.on_apiserver.test_operator import cluster
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.names import CANARY_FAILED
 from fairlead_operator.polling import canary as canary_watch
 
-__all__ = ["cluster"]  # the fixture
 ASKED = {"trafficPercent": 25, "analysisSeconds": 1, "minRequests": 10}
 
 

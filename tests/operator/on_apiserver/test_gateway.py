@@ -16,7 +16,6 @@ ROUTES, POOLS = "/apis/gateway.networking.k8s.io/v1", "/apis/inference.networkin
 def test_route_and_pool_are_made_when_their_crds_come_kept_over_a_restart_and_forgotten_when_they_go(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
     crds = [foreign_crds.crd(*foreign_crds.GATEWAY_API), foreign_crds.crd(*foreign_crds.INFERENCE)]
     cluster = Cluster(server, namespace)

@@ -57,7 +57,6 @@ class Groups(Cluster):
 
 @pytest.fixture
 def cluster(server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
     crd = foreign_crds.crd(*foreign_crds.LEADER_WORKER_SET)
     yield Groups(server, namespace)

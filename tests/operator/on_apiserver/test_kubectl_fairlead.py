@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import container, deployment, manifest
-from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead.kube import api, plugin
 from fairlead.kube.explain import explain
@@ -24,13 +22,6 @@ NO_GPU = {
     "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
 }
-
-
-@pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with run_operator(server.kubeconfig, namespace, router.url):
-        yield Cluster(server, namespace)
 
 
 class Shell:

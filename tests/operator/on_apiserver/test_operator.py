@@ -1,7 +1,6 @@
 """The operator on a real API server. No node runs: the tests write the statuses of controllers and kubelets."""
 
 import time
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,13 +13,6 @@ from tests.operator.support.running_operator import StubRouter, run_operator
 from fairlead_operator.polling import index as index_watch
 from fairlead_operator.polling import loading as loading_watch
 from fairlead_operator.status import index as index_status
-
-
-@pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with run_operator(server.kubeconfig, namespace, router.url):
-        yield Cluster(server, namespace)
 
 
 def test_ready_only_after_a_completion_on_this_generation(cluster: Cluster, router: StubRouter) -> None:
@@ -195,9 +187,8 @@ def test_a_lost_index_is_reported_once(cluster: Cluster, router: StubRouter, mon
 
 
 def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
     def versions() -> dict[str, str]:

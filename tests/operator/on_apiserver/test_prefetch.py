@@ -1,6 +1,5 @@
 """The Job of `spec.model.cache.prefetch` on a real API server: the test writes its status."""
 
-import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
@@ -8,10 +7,7 @@ from tests.operator.support.running_operator import StubRouter, run_operator
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}
 
 
-def test_a_claim_is_filled_before_there_are_workers(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def test_a_claim_is_filled_before_there_are_workers(server: apiserver.ApiServer, namespace: str, router: StubRouter) -> None:
     cluster, path = Cluster(server, namespace), f"/apis/batch/v1/namespaces/{namespace}/jobs"
 
     def cached() -> str:

@@ -96,8 +96,7 @@ def controlled(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> It
             process.wait()
 
 
-def make_namespace(server: apiserver.ApiServer, name: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def make_namespace(server: apiserver.ApiServer, name: str) -> Cluster:
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return Cluster(server, name)
 

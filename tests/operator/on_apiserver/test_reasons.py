@@ -21,7 +21,6 @@ READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]
 
 @pytest.fixture
 def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod_events, "PERIOD", 0.1)
     with run_operator(server.kubeconfig, namespace, router.url):
@@ -75,7 +74,6 @@ def count(cluster: Cluster, reason: str) -> list[int]:
 def test_a_repeated_event_is_counted_and_a_restart_repeats_none(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(event_recorder, "MIN_INTERVAL", 0.0)
     cluster = Cluster(server, namespace)
     ended = {"exitCode": 1, "reason": "Error", "message": "ValueError: x", "startedAt": None, "finishedAt": None}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import CHILDREN, Cluster, eventually
 from tests.operator.support.manifests import manifest
@@ -38,7 +37,7 @@ def versions(cluster: Cluster, names: list[str]) -> dict[str, str]:
 
 
 def test_a_restart_with_nothing_to_do_writes_nothing(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path
 ) -> None:
     cluster = Cluster(server, namespace)
     names = [f"s{number}" for number in range(SERVICES)]
@@ -49,12 +48,10 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
         return all((cluster.get("inferenceservices", name).get("status") or {}).get("conditions") for name in names)
 
     first, second = (server.kubeconfig_of(user, tmp_path) for user in ("operator-a", "operator-b"))
-    monkeypatch.setenv("KUBECONFIG", str(first))
     with run_operator(first, namespace, router.url):
         eventually(settled, within=60)
     before = versions(cluster, names)
     assert len(before) == SERVICES * (len(CHILDREN) + 3), "children, two revisions and the service"
-    monkeypatch.setenv("KUBECONFIG", str(second))
     with run_operator(second, namespace, router.url):
         # A pass is seen by its effect: the last service is new, and loops start in the order of the list.
         server.create(cluster.path("inferenceservices"), manifest("zz", namespace, **SPEC))
@@ -81,10 +78,7 @@ CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {  # of one service each
 }
 
 
-def test_changes_made_while_no_operator_ran_are_reverted(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def test_changes_made_while_no_operator_ran_are_reverted(server: apiserver.ApiServer, namespace: str, router: StubRouter) -> None:
     cluster = Cluster(server, namespace)
     for service in CHANGES:
         server.create(cluster.path("inferenceservices"), manifest(service, namespace, **SPEC))

@@ -61,7 +61,6 @@ class Rolled(Cluster):
 def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
     controlled: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
     monkeypatch.setattr(worker, "MIN_READY_SECONDS", 0)
     controllers.make_node(controlled, "node1", gpus=2)
     cluster = Rolled(controlled, controllers.NAMESPACE)
@@ -112,7 +111,6 @@ def test_a_service_changes_its_engine_with_no_worker_missing(
     controlled: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real scheduler counts the GPU of an engine, which is in a sidecar container."""
-    monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
     monkeypatch.setattr(worker, "MIN_READY_SECONDS", 0)
     images = {"vllm_image": "vllm:1", "sglang_image": "sglang:1"}
     controllers.make_node(controlled, "node2", gpus=3)

@@ -95,7 +95,6 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
     server: apiserver.ApiServer, namespace: str, zero: Zero, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demand_watch, "BUSY_PERIOD", 0.3)
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
     def until_zero() -> None:
@@ -156,11 +155,8 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
 
 
 @pytest.fixture
-def cluster(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
+def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path) -> Iterator[Cluster]:
     kubeconfig = server.kubeconfig_of("operator-a", tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     with run_operator(kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
 

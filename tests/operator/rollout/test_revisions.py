@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.support import apiserver
@@ -70,10 +69,7 @@ def test_what_is_left_out_and_what_is_written_as_its_default_are_the_same() -> N
     assert non_default_fields(ServiceSpec.model_validate(spelled_out)) == {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 
 
-def test_a_revision_that_lost_its_labels_is_found_again(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def test_a_revision_that_lost_its_labels_is_found_again(server: apiserver.ApiServer, namespace: str, router: StubRouter) -> None:
     cluster = Cluster(server, namespace)
     with run_operator(server.kubeconfig, namespace, router.url):
         name = f"qwen-worker-{worker_revision(InferenceService.parse(cluster.create()))}"

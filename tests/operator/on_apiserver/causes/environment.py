@@ -102,14 +102,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment
     health, stub = free_port(), StubRouter()
     prober = ServiceProber(stub.url)
     flags = ["--horizontal-pod-autoscaler-sync-period=1s", "--resource-quota-sync-period=2s"]
-    with (
-        Hub(folder / "hub") as hub,
-        StubServer(_refuse) as store,
-        Network(prober) as network,
-        apiserver.start() as server,
-    ):
+    with Hub(folder / "hub") as hub, StubServer(_refuse) as store, Network(prober) as network, apiserver.start() as server:
         errors = WorkerErrors(folder / "errors", hub.url, store.url)
-        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         for definition in (custom_resource_definition(), profile_definition()):
             server.create(CRDS, definition)
         apiserver.wait_for_crd(server)
@@ -118,14 +112,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment
         with (
             controllers.run_components(server, folder, names, *flags) as processes,
             run_operator(
-                server.kubeconfig,
-                "",
-                stub.url,
-                prober=prober,
-                lease_namespace="default",
-                default_gpus=0,
-                health_port=health,
-                redis_url="",
+                server.kubeconfig, "", stub.url, prober=prober, lease_namespace="default", default_gpus=0, health_port=health, redis_url=""
             ),
         ):
             made = Environment(server, network, errors, folder, f"http://127.0.0.1:{health}/metrics")
