@@ -162,14 +162,11 @@ def test_a_lost_index_is_reported_once(cluster: Cluster, router: StubRouter, mon
     def status() -> Any:
         return cluster.get("inferenceservices", "qwen").get("status") or {}
 
-    def degraded() -> str:
-        return next((one["reason"] for one in status().get("conditions", []) if one["type"] == "Degraded"), "")
-
     found = eventually(lambda: status().get("index"))
     assert (found["state"], found["readMode"], found["message"]) == ("Available", "Mirror", "") and "predictionErrorPercent" not in found
     worker = {"prediction": {"answers": 40, "over": 0.31, "under": 0.0, "recalls": 0}}
     router.page = {"index": "unavailable", "index_reason": "no password for redis", "index_read": "remote", "workers": [worker]}
-    eventually(lambda: degraded() == "IndexUnavailable")
+    eventually(lambda: cluster.condition("Degraded").get("reason") == "IndexUnavailable")
     assert status()["index"]["message"] == "no password for redis" and status()["index"]["predictionErrorPercent"] == 30
     assert cluster.ready()["status"] == "True"
 
@@ -182,7 +179,7 @@ def test_a_lost_index_is_reported_once(cluster: Cluster, router: StubRouter, mon
     eventually(lambda: router.looks >= looks + 5)
     assert cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"] == version and len(told()) == 1
     router.page = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
-    eventually(lambda: degraded() == "AsExpected")
+    eventually(lambda: cluster.condition("Degraded").get("reason") == "AsExpected")
     assert "predictionErrorPercent" not in status()["index"], "null in the patch removes it"
 
 

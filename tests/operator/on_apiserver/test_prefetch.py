@@ -11,8 +11,7 @@ def test_a_claim_is_filled_before_there_are_workers(server: apiserver.ApiServer,
     cluster, path = Cluster(server, namespace), f"/apis/batch/v1/namespaces/{namespace}/jobs"
 
     def cached() -> str:
-        conditions = (cluster.get("inferenceservices", "qwen").get("status") or {}).get("conditions") or []
-        return next((one["reason"] for one in conditions if one["type"] == "ModelCached"), "")
+        return str(cluster.condition("ModelCached").get("reason", ""))
 
     def jobs() -> dict[str, str]:
         return {one["metadata"]["name"]: one["metadata"]["uid"] for one in server.get(path)["items"]}
@@ -37,8 +36,7 @@ def test_a_claim_is_filled_before_there_are_workers(server: apiserver.ApiServer,
         eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 3)
         eventually(lambda: cached() == "Cached")
         assert jobs() == before, "another image of the operator downloads nothing again"
-        degraded = next(one for one in cluster.get("inferenceservices", "qwen")["status"]["conditions"] if one["type"] == "Degraded")
-        assert "Job" not in degraded["message"], "and no write of the Job is refused"
+        assert "Job" not in cluster.condition("Degraded")["message"], "and no write of the Job is refused"
         cluster.patch("inferenceservices", "qwen", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-4B"}}})
         eventually(lambda: len(jobs()) == 1 and name not in jobs())
         eventually(lambda: cached() == "Starting")

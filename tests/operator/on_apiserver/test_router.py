@@ -28,10 +28,6 @@ def status(cluster: Cluster) -> Any:
     return cluster.get("inferenceservices", "qwen").get("status") or {}
 
 
-def reason(cluster: Cluster, type_: str) -> str:
-    return next((one["reason"] for one in status(cluster).get("conditions", []) if one["type"] == type_), "")
-
-
 def test_the_autoscaler_sets_the_number_of_routers_within_the_bounds(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +89,7 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
                 router={"tls": {"issuerRef": {"name": "company"}, "caConfigMap": "company-ca"}},
                 exposure={"gateway": {"parentRef": {"name": "web"}, "hostnames": ["llm.example.com"]}},
             )
-            eventually(lambda: reason(cluster, "Degraded") in ("CertManagerMissing", "GatewayApiMissing"))
+            eventually(lambda: cluster.condition("Degraded").get("reason") in ("CertManagerMissing", "GatewayApiMissing"))
             for crd in crds:
                 server.create(CRDS, crd)
             made = eventually(lambda: server.get(f"{certificates}/certificates/qwen-router"))
@@ -101,7 +97,7 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
             policy = eventually(lambda: server.get(f"{routes}/backendtlspolicies/qwen"))
             assert policy["spec"]["validation"]["hostname"] == f"qwen.{namespace}.svc"
             assert eventually(lambda: server.get(f"{routes}/httproutes/qwen"))["spec"]["rules"][0]["backendRefs"][0]["port"] == 443
-            eventually(lambda: reason(cluster, "GatewayReady") == "GatewayNotFound")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "GatewayNotFound")
             assert status(cluster)["url"] == f"https://qwen.{namespace}.svc/v1" and not status(cluster).get("externalURL")
 
             listener = {"name": "https", "protocol": "HTTPS", "port": 443, "hostname": "*.example.com"}
@@ -113,9 +109,9 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
             parents = [{"parentRef": {"name": "web"}, "controllerName": "example.com/gateway", "conditions": [accepted]}]
             patch_status(server, f"{routes}/httproutes/qwen", {"parents": parents})
             patch_status(server, f"{routes}/gateways/web", {"conditions": [condition("Programmed", "False", "AddressNotAssigned")]})
-            eventually(lambda: reason(cluster, "GatewayReady") == "AddressNotAssigned")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "AddressNotAssigned")
             patch_status(server, f"{routes}/gateways/web", {"conditions": [condition("Programmed", "True", "Programmed")]})
-            eventually(lambda: reason(cluster, "GatewayReady") == "Accepted")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "Accepted")
 
             cluster.patch("inferenceservices", "qwen", {"spec": {"router": {"tls": None}}})
             eventually(lambda: server.get(f"{certificates}/certificates/qwen-router") is None)

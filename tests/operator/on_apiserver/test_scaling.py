@@ -66,11 +66,6 @@ def zero(tmp_path: Path) -> Iterator[Zero]:
     made.worker.kill()
 
 
-def condition(cluster: Cluster, type_: str) -> tuple[str, str]:
-    status = cluster.get("inferenceservices", "qwen").get("status") or {}
-    return next(((one["status"], one["reason"]) for one in status.get("conditions", []) if one["type"] == type_), ("", ""))
-
-
 def replicas(cluster: Cluster) -> int:
     return int(eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["replicas"])
 
@@ -100,8 +95,9 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
     def until_zero() -> None:
         eventually(lambda: replicas(cluster) == 0)
         cluster.play_controllers()
-        eventually(lambda: condition(cluster, "Ready") == ("True", "Asleep"))
-        assert condition(cluster, "Available") == ("True", "Asleep") and condition(cluster, "Routable")[0] == "True"
+        eventually(lambda: (cluster.ready().get("status"), cluster.ready().get("reason")) == ("True", "Asleep"))
+        assert cluster.condition("Available")["reason"] == "Asleep"
+        assert cluster.condition("Available")["status"] == cluster.condition("Routable")["status"] == "True"
 
     def asleep() -> None:
         with run_operator(server.kubeconfig, namespace, zero.url):

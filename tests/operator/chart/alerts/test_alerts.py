@@ -82,11 +82,9 @@ def test_an_alert_fires_exactly_for_what_it_names(alert: str, rule_file: Path) -
     promtool("test", "rules", str(path))
 
 
-def test_each_alert_has_cases_and_a_runbook() -> None:
+def test_each_alert_has_cases() -> None:
     assert list(CASES) == ALERTS
-    anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE.read_text(), re.M)}
     for alert, cases in CASES.items():
         assert sum(isinstance(case, Fires) for case in cases) >= 1, f"{alert}: no series at which it fires"
         assert sum(isinstance(case, Silent) for case in cases) >= 3, f"{alert}: fewer than three near misses"
         assert len({case.title for case in cases}) == len(cases), alert
-        assert rules()[alert]["annotations"]["runbook_url"].rpartition("#")[2] in anchors, f"{alert}: no heading in {PAGE.name}"
