@@ -51,8 +51,9 @@ def expected(alert: str, labels: dict[str, str], value: str) -> dict[str, Any]:
 
 
 def written(alert: str, case: Fires | Silent) -> dict[str, Any]:
-    """Return the case as promtool's. A healthy service beside the faulty one never has an alert."""
-    series = {**Fleet("calm").healthy(), **Fleet().healthy(), **healthy_operator(), **case.series}
+    """Return the case as promtool's. Where an alert fires, a healthy service beside the faulty one has none."""
+    calm = Fleet("calm").healthy() if isinstance(case, Fires) else {}
+    series = {**calm, **Fleet().healthy(), **healthy_operator(), **case.series}
     begins = case.at if isinstance(case, Fires) else MINUTES
     checks = [(time, alert, []) for time in TIMES if time < begins]
     if isinstance(case, Fires):
