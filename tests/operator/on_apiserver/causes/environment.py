@@ -28,6 +28,7 @@ from fairlead.kube.facts import read_facts
 from fairlead_operator import run
 from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.api.profile import profile_definition
+from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.causes import unresponsive
 from fairlead_operator.kube.leader_election import LeaderElector, Timing
 from fairlead_operator.polling import index, pod_events
@@ -140,6 +141,9 @@ def _shorten_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module, name, value in seconds:
         monkeypatch.setattr(module, name, value)
+    shorter = {30: 12}  # the least of the CRD; a Deployment's must be more than its minReadySeconds
+    deadline = property(lambda self: shorter.get(given := self.__dict__["progress_deadline_seconds"], given))
+    monkeypatch.setattr(Rollout, "progress_deadline_seconds", deadline, raising=False)
     lasting = partial(LeaderElector, timing=Timing(600.0, 500.0))  # a busy machine must not end this process
     monkeypatch.setattr(run, "LeaderElector", lasting)
 
