@@ -95,10 +95,11 @@ def test_services_stay_unless_they_or_the_crd_are_deleted_though_no_operator_run
     assert alone.get(CRD) is not None and cluster.get("inferenceservices", "qwen") is not None, "people's services stay (crds.keep)"
     path = cluster.path("inferenceservices", "qwen")
     assert alone.request("DELETE", path)[0] == 200 and alone.get(path) is None
-    cluster.create()
 
     helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false")
     eventually(lambda: "helm.sh/resource-policy" not in (alone.get(CRD)["metadata"].get("annotations") or {}))
+    body = manifest("qwen", "default")
+    eventually(lambda: alone.request("POST", cluster.path("inferenceservices"), body)[0] == 201)  # the first release's policy has gone
     helmed(alone, "uninstall", "fl")
     eventually(lambda: alone.get(CRD) is None), "no finalizer of ours holds a service, with no operator running"
     assert not objects(alone)

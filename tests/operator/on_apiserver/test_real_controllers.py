@@ -115,10 +115,10 @@ def autoscaler() -> dict[str, Any]:
 
 
 def test_an_hpa_decides_alone_and_the_replica_set_deletes_the_cheapest_pods(
-    controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+    controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter
 ) -> None:
     namespace = "hpa"
-    cluster = make_namespace(controlled, namespace, monkeypatch)
+    cluster = make_namespace(controlled, namespace)
 
     def pods(component: str) -> list[Any]:
         found = controlled.get(cluster.path("pods") + f"?labelSelector=app.kubernetes.io/component={component}")["items"]
@@ -165,7 +165,7 @@ def test_a_quota_that_keeps_a_download_away_is_a_fault_until_the_pod_template_gi
 ) -> None:
     monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.5)
     monkeypatch.setattr(pod_events, "PERIOD", 0.5)
-    cluster = make_namespace(controlled, "quota", monkeypatch)
+    cluster = make_namespace(controlled, "quota")
 
     def pods() -> list[str]:
         return [one["metadata"]["name"] for one in controlled.get(cluster.path("pods"))["items"] if "-prefetch-" in one["metadata"]["name"]]

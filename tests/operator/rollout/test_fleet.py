@@ -87,7 +87,7 @@ def roll_with_kills(fleet: Fleet, check: Limits, images: dict[str, str], until: 
 
 
 def test_a_fleet_stops_at_a_bad_image_and_every_service_still_serves() -> None:
-    fleet = make_fleet(1, 40, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
+    fleet = make_fleet(1, 30, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
     check, names = Limits(fleet), sorted(key[1] for key in fleet.api.objects if key[0] == "InferenceService")
 
     def has_stopped() -> bool:
@@ -95,7 +95,7 @@ def test_a_fleet_stops_at_a_bad_image_and_every_service_still_serves() -> None:
 
     roll_with_kills(fleet, check, BAD, has_stopped, every=40)
     phases, kills = fleet.phases(), fleet.kills
-    assert phases["Waiting"] > 20 and phases["Failed"] <= 12, phases
+    assert phases["Waiting"] > 10 and phases["Failed"] <= 12, phases
     assert all(fleet.images(name) <= {"worker:1"} for name in names), "those that failed are back at the image that serves"
     failed, waiting = (next(name for name in names if fleet.update(name)["phase"] == phase) for phase in ("Failed", "Waiting"))
     assert fleet.images(failed, "router") == {"control:1"}, "their routers too"
