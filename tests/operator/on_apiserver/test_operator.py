@@ -93,6 +93,7 @@ def test_a_crash_is_one_cause_and_a_load_is_reported_in_coarse_steps_until_it_en
         container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"terminated": ended}, restartCount=1),
         container({"running": {"startedAt": "2026-01-01T00:00:02Z"}}, {"terminated": ended}, restartCount=2, started=False),
         container({"terminated": ended}, {"terminated": ended}, restartCount=2),
+        container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}, {"terminated": ended}, restartCount=2),
     ]
     seen = set()
     for state in [*states, *states]:

@@ -100,19 +100,6 @@ def test_a_worker_that_stays_not_ready_is_a_fault() -> None:
     assert condition(back, "Ready") == ("True", "Serving") and condition(back, "Degraded") == ("False", "AsExpected")
 
 
-def test_a_canary_that_waits_for_its_predecessor_is_not_unresponsive() -> None:
-    canary = deployment("worker-canary", 1)
-    canary["metadata"] |= {"name": "qwen-worker-canary", "creationTimestamp": "2026-01-01T11:00:00Z"}
-    canary["spec"]["selector"]["matchLabels"] = {"app.kubernetes.io/component": "worker", "fairlead.dev/track": "canary"}
-    canary["status"] = {"observedGeneration": 1}
-    going = pod("before", phase="Running")
-    going["metadata"] |= {"deletionTimestamp": "2026-01-01T12:30:00Z"}
-    going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
-    seen = {**SERVING, "worker-canary": canary}
-    assert condition(look(Observed(seen, pods=(going,), probe=PROVEN)), "Degraded") == ("False", "AsExpected")
-    assert condition(look(Observed(seen, probe=PROVEN)), "Degraded") == ("True", "ControllerNotResponding")
-
-
 def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:
     names = ("prompt_tokens", "cached_tokens", "output_tokens")
     loads: list[dict[str, Any]] = [dict(zip(names, one, strict=True)) if one else {} for one in counts]
