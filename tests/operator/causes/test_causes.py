@@ -221,8 +221,10 @@ def test_the_cause_of_a_pod_names_reason_and_remedy(status: dict[str, Any], even
 
 def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
     words = "cannot load model hf://org/m: the repository is gated (403): accept its terms"
+    last = {"terminated": {"exitCode": 1, "message": words}}
     states = [ended(words), ended(words, restartCount=5), waiting("CrashLoopBackOff")]
-    states[2]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": words}}
+    states[2]["containerStatuses"][0]["lastState"] = last
+    states.append({"containerStatuses": [container({"running": {}}, last, restartCount=2, started=False)]})
     assert len({causes.find_pod_cause(pod(**state)) for state in states}) == 1
 
 
