@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.operator.support import apiserver
-from tests.operator.support.running_operator import StubRouter
+from tests.operator.support.cluster import Cluster
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.api.profile import profile_definition
@@ -38,3 +39,10 @@ def router() -> Iterator[StubRouter]:
     made = StubRouter()
     yield made
     made.close()
+
+
+@pytest.fixture
+def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter) -> Iterator[Cluster]:
+    """The namespace with a running operator."""
+    with run_operator(server.kubeconfig, namespace, router.url):
+        yield Cluster(server, namespace)

@@ -1,4 +1,7 @@
-"""Each reason of a service: taken from the state of its pods and Deployments, with Kubernetes' own message and what to do next."""
+"""Each reason of a service: taken from the state of its pods and Deployments, with Kubernetes' own message and what to do next.
+
+Every reason has a case; `on_apiserver/causes` has more of them, with the words of a real worker, scheduler and API server.
+"""
 
 import re
 from datetime import UTC, datetime
@@ -34,24 +37,69 @@ GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 n
 CREATING = waiting("ContainerCreating")
 RUNNING = {"containerStatuses": [container({"running": {}}, started=True)]}
 
-TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
-    # name of the case → status of the pod, an Event of it, reason, words that must be there
-    ("no GPU", unscheduled(GPU), None, "FailedScheduling", r"short of nvidia\.com/gpu on 3 of 3 nodes.*set spec\.resources\.gpus: 0"),
+# name of the case, the scheduler's message, words that must be there
+UNSCHEDULED = [
+    ("no GPU", GPU, r"short of nvidia\.com/gpu on 3 of 3 nodes.*set spec\.resources\.gpus: 0"),
     (
         "no MIG slice",
-        unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/mig-1g.10gb."),
-        None,
-        "FailedScheduling",
+        "0/3 nodes are available: 3 Insufficient nvidia.com/mig-1g.10gb.",
         r"Add a node with nvidia\.com/mig-1g\.10gb.*correct spec\.resources\.gpuResource",
     ),
-    ("no AMD GPU", unscheduled("0/3 nodes are available: 3 Insufficient amd.com/gpu."), None, "FailedScheduling", "Free a GPU"),
+    ("no AMD GPU", "0/3 nodes are available: 3 Insufficient amd.com/gpu.", "Free a GPU"),
     (
         "no DRA device",
-        unscheduled("0/3 nodes are available: 3 cannot allocate all claims."),
-        None,
-        "FailedScheduling",
+        "0/3 nodes are available: 3 cannot allocate all claims.",
         "ResourceClaimTemplate selects.*kubectl get resourceslices",
     ),
+    ("taint", "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: yes}.", "Tolerate gpu: yes"),
+    (
+        "volume on another node",
+        "0/9 nodes are available: 7 Too many pods, 1 Insufficient cpu, 1 node(s) didn't match PersistentVolume's node affinity.",
+        "The claim's volume is on another node.*Lower spec.resources.cpu",
+    ),
+    ("no node", "no nodes available to schedule pods", "add one"),
+]
+# name, the container's waiting reason, its message, reason, words
+WAITING = [
+    ("pull, 404", "ErrImagePull", "manifest unknown", "ImagePullBackOff", "worker:1: manifest unknown.*Correct the image"),
+    ("pull, again", "ImagePullBackOff", 'Back-off pulling "a": ErrImagePull: not found', "ImagePullBackOff", "worker:1: not found"),
+    ("image name", "InvalidImageName", "couldn't parse image name", "InvalidImageName", "in lower case"),
+    ("never pull", "ErrImageNeverPull", "not present", "ErrImageNeverPull", "imagePullPolicy"),
+    ("no Secret", "CreateContainerConfigError", 'secret "hub" not found', "CreateContainerConfigError", "Create the Secret hub"),
+    (
+        "no key",
+        "CreateContainerConfigError",
+        "couldn't find key token in Secret ns/hub",
+        "CreateContainerConfigError",
+        "Put the key token into the Secret hub",
+    ),
+    ("driver", "RunContainerError", "nvidia-container-cli: initialization error", "RunContainerError", "GPU operator"),
+]
+# name, why a worker cannot load its model, reason, words
+FAILED_LOADS = [
+    ("hub 401", "no such repository, or it is private and HF_TOKEN does not open it (401)", "HubUnauthorized", r"spec\.model\.secretRef"),
+    ("hub 403", "the repository is gated (403): accept its terms on the hub and set HF_TOKEN", "HubForbidden", "Accept the model's terms"),
+    ("hub revision", "the repository has no revision 'x' (404)", "ModelNotFound", "revision"),
+    ("hub 429", "the hub answered 429: slow down", "HubRateLimited", r"spec\.model\.cache"),
+    ("hub 503", "the hub answered 503: away", "HubUnreachable", "retries automatically"),
+    ("hub away", "the hub cannot be reached and the files are not cached here (x)", "HubUnreachable", "NetworkPolicy"),
+    ("disk full", "download failed: [Errno 28] No space left on device", "DiskFull", "larger volume"),
+    ("GGUF cut off", "m.gguf: tensor t ends: the file is damaged or incomplete, fetch or convert it again", "WeightsInvalid", "again"),
+    ("GGUF type", "m.gguf: tensor t has type Q2_K, which is not supported: quantize the model as F32", "ModelUnsupported", "supported"),
+    ("GGUF models", "there are 2 GGUF models in /mnt/model, such as a.gguf, b.gguf: name one", "ModelNotFound", r"\.gguf file"),
+    ("store 403", "the store refuses access (403): the key may not read it", "StoreForbidden", "read that bucket"),
+    ("store 401", "the store asks for credentials (401): give them", "StoreUnauthorized", "AWS_ACCESS_KEY_ID"),
+    ("store away", "the bucket cannot be reached: see spec.model.endpoint", "StoreUnreachable", "DNS"),
+    ("no bucket", "there is no such bucket (404): see spec.model.uri", "ModelNotFound", "Correct the bucket"),
+    ("cache full", "/var/cache/fairlead is full (0.1 GiB free): enlarge it", "DiskFull", "larger volume"),
+    ("cache empty", "it is not in /c, which cannot be written: make spec.model.cache writable", "CacheNotWritable", "fsGroup"),
+    ("other model fault", "something else", "ModelLoadFailed", "kubectl logs"),
+]
+TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
+    # name of the case → status of the pod, an Event of it, reason, words that must be there
+    *((name, unscheduled(message), None, "FailedScheduling", words) for name, message, words in UNSCHEDULED),
+    *((name, waiting(why, message), None, reason, words) for name, why, message, reason, words in WAITING),
+    *((name, hub(message), None, reason, words) for name, message, reason, words in FAILED_LOADS),
     (
         "no DRA template",
         {"phase": "Pending"},
@@ -59,147 +107,8 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "FailedResourceClaimCreation",
         "h100.*Create the ResourceClaimTemplate that spec.resources.resourceClaims names",
     ),
-    ("memory", unscheduled("0/2 nodes are available: 2 Insufficient memory."), None, "FailedScheduling", r"Lower spec\.resources\.memory"),
-    (
-        "taint",
-        unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint {gpu: yes}."),
-        None,
-        "FailedScheduling",
-        "Tolerate gpu: yes",
-    ),
-    (
-        "taints, as Kubernetes 1.36 reports them",
-        unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/2 nodes."),
-        None,
-        "FailedScheduling",
-        r"had untolerated taint\(s\)\. Tolerate the node's taints",
-    ),
-    (
-        "volume on another node",
-        unscheduled(
-            "0/9 nodes are available: 7 Too many pods, 1 Insufficient cpu, 1 node(s) didn't match PersistentVolume's node affinity."
-        ),
-        None,
-        "FailedScheduling",
-        "The claim's volume is on another node.*Lower spec.resources.cpu",
-    ),
-    (
-        "no claim",
-        unscheduled('persistentvolumeclaim "weights" not found'),
-        None,
-        "FailedScheduling",
-        "Create the PersistentVolumeClaim weights",
-    ),
-    ("no node", unscheduled("no nodes available to schedule pods"), None, "FailedScheduling", "add one"),
     ("gated", unscheduled("waits for Kueue", "SchedulingGated"), None, "SchedulingGated", "waits for its scheduling gates"),
-    ("pull, 404", waiting("ErrImagePull", "manifest unknown"), None, "ImagePullBackOff", "worker:1: manifest unknown.*Correct the image"),
-    ("pull, 401", waiting("ImagePullBackOff", "Back-off: ErrImagePull: 401 Unauthorized"), None, "ImagePullBackOff", "pull secret"),
-    (
-        "pull, platform",
-        waiting("ErrImagePull", "no match for platform in manifest: not found"),
-        None,
-        "ImagePullBackOff",
-        "node's processor",
-    ),
-    (
-        "pull, again",
-        waiting("ImagePullBackOff", 'Back-off pulling "a": ErrImagePull: not found'),
-        None,
-        "ImagePullBackOff",
-        "worker:1: not found",
-    ),
-    ("pull, network", waiting("ErrImagePull", "dial tcp: no such host"), None, "ImagePullBackOff", "cannot reach the registry"),
-    ("image name", waiting("InvalidImageName", "couldn't parse image name"), None, "InvalidImageName", "in lower case"),
-    ("never pull", waiting("ErrImageNeverPull", "not present"), None, "ErrImageNeverPull", "imagePullPolicy"),
-    (
-        "no Secret",
-        waiting("CreateContainerConfigError", 'secret "hub" not found'),
-        None,
-        "CreateContainerConfigError",
-        "Create the Secret hub",
-    ),
-    (
-        "no key",
-        waiting("CreateContainerConfigError", "couldn't find key token in Secret ns/hub"),
-        None,
-        "CreateContainerConfigError",
-        "Put the key token into the Secret hub",
-    ),
-    (
-        "as root",
-        waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
-        None,
-        "CreateContainerConfigError",
-        "USER",
-    ),
-    ("driver", waiting("RunContainerError", "nvidia-container-cli: initialization error"), None, "RunContainerError", "GPU operator"),
-    (
-        "hub 401",
-        hub("no such repository, or it is private and HF_TOKEN does not open it (401)"),
-        None,
-        "HubUnauthorized",
-        r"spec\.model\.secretRef",
-    ),
-    (
-        "hub 403",
-        hub("the repository is gated (403): accept its terms on the hub and set HF_TOKEN"),
-        None,
-        "HubForbidden",
-        "Accept the model's terms",
-    ),
-    (
-        "hub 404",
-        hub("no such repository, or it is private and HF_TOKEN does not open it (404)"),
-        None,
-        "ModelNotFound",
-        r"Correct spec\.model\.uri",
-    ),
-    ("hub revision", hub("the repository has no revision 'x' (404)"), None, "ModelNotFound", "revision"),
-    ("hub 429", hub("the hub answered 429: slow down"), None, "HubRateLimited", r"spec\.model\.cache"),
-    ("hub 503", hub("the hub answered 503: away"), None, "HubUnreachable", "retries automatically"),
-    ("hub away", hub("the hub cannot be reached and the files are not cached here (x)"), None, "HubUnreachable", "NetworkPolicy"),
-    ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
-    ("no folder", hub("there is no /mnt/model/x; correct the path, or mount its volume"), None, "ModelNotFound", "Correct the path"),
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
-    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
-    (
-        "GGUF cut off",
-        hub("m.gguf: tensor t ends: the file is damaged or incomplete, fetch or convert it again"),
-        None,
-        "WeightsInvalid",
-        "again",
-    ),
-    (
-        "GGUF type",
-        hub("m.gguf: tensor t has type Q2_K, which is not supported: quantize the model as F32"),
-        None,
-        "ModelUnsupported",
-        "supported",
-    ),
-    ("GGUF models", hub("there are 2 GGUF models in /mnt/model, such as a.gguf, b.gguf: name one"), None, "ModelNotFound", r"\.gguf file"),
-    (
-        "quantization",
-        hub("--quantization int8 needs --dtype bfloat16 or float32"),
-        None,
-        "ModelUnsupported",
-        "spec.engine.quantization",
-    ),
-    ("architecture", hub("unsupported architecture: transformers has no causal LM"), None, "ModelUnsupported", "Choose a model"),
-    ("store 403", hub("the store refuses access (403): the key may not read it"), None, "StoreForbidden", "read that bucket"),
-    ("store 401", hub("the store asks for credentials (401): give them"), None, "StoreUnauthorized", "AWS_ACCESS_KEY_ID"),
-    ("store away", hub("the bucket cannot be reached: see spec.model.endpoint"), None, "StoreUnreachable", "DNS"),
-    ("no bucket", hub("there is no such bucket (404): see spec.model.uri"), None, "ModelNotFound", "Correct the bucket"),
-    ("cache full", hub("/var/cache/fairlead is full (0.1 GiB free): enlarge it"), None, "DiskFull", "larger volume"),
-    (
-        "cache too small",
-        hub("80.0 GiB are still to be downloaded, and /var/cache/fairlead has 60.1 GiB free: enlarge it"),
-        None,
-        "DiskFull",
-        "larger volume",
-    ),
-    ("cache empty", hub("it is not in /c, which cannot be written: make spec.model.cache writable"), None, "CacheNotWritable", "fsGroup"),
-    ("length", hub("--max-model-len 128 is more than the model's 64"), None, "ModelUnsupported", "Lower spec.engine.maxModelLen"),
-    ("config", hub("config.json cannot be read: Unterminated string"), None, "WeightsInvalid", "download the model again"),
     (
         "adapter",
         ended("cannot load LoRA adapter sql from file:///m: no adapter_config.json in /m"),
@@ -207,15 +116,6 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "AdapterLoadFailed",
         r"Correct spec\.model\.adapters",
     ),
-    (
-        "router certificate",
-        ended("fairlead-router: --ssl-certfile a with --ssl-keyfile b cannot be used: KEY_VALUES_MISMATCH", 2, restartCount=3),
-        None,
-        "CrashLoopBackOff",
-        "into the Secret of spec.router.tls",
-    ),
-    ("cache read-only", hub("/var/cache/fairlead may not be written by user 65532"), None, "CacheNotWritable", "fsGroup"),
-    ("other model fault", hub("something else"), None, "ModelLoadFailed", "kubectl logs"),
     ("killed for memory", ended(code=137, reason="OOMKilled"), None, "OOMKilled", r"Raise spec\.resources\.memory"),
     ("crash", ended("ValueError: x"), None, "Crashed", "exited with code 1: ValueError: x.*--previous"),
     ("crash loop", ended("ValueError: x", restartCount=3), None, "CrashLoopBackOff", "ValueError: x"),
@@ -241,13 +141,6 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         ("FailedMount", 'persistentvolumeclaim "weights" not found'),
         "FailedMount",
         "Create the PersistentVolumeClaim weights",
-    ),
-    (
-        "no Secret to mount",
-        CREATING,
-        ("FailedMount", 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'),
-        "FailedMount",
-        "Create the Secret keys",
     ),
     ("attached elsewhere", CREATING, ("FailedAttachVolume", "Multi-Attach error for volume"), "FailedMount", "ReadWriteMany"),
     (
@@ -328,8 +221,10 @@ def test_the_cause_of_a_pod_names_reason_and_remedy(status: dict[str, Any], even
 
 def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
     words = "cannot load model hf://org/m: the repository is gated (403): accept its terms"
+    last = {"terminated": {"exitCode": 1, "message": words}}
     states = [ended(words), ended(words, restartCount=5), waiting("CrashLoopBackOff")]
-    states[2]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": words}}
+    states[2]["containerStatuses"][0]["lastState"] = last
+    states.append({"containerStatuses": [container({"running": {}}, last, restartCount=2, started=False)]})
     assert len({causes.find_pod_cause(pod(**state)) for state in states}) == 1
 
 

@@ -87,10 +87,7 @@ REFUSED = [
     (image("ghcr.io/acme-evil/worker", "initContainers"), "only (got ghcr.io/acme-evil/worker)"),
     (image("registry:5000/fairlead/worker:2"), "only (got registry:5000/fairlead/worker:2)"),
     (image("registry:5000/tools/sidecar"), "only (got registry:5000/tools/sidecar)"),
-    (
-        {"podTemplate": {"spec": {"volumes": [{"name": "v", "image": {"reference": "docker.io/x"}}]}}},
-        "only (got docker.io/x)",
-    ),
+    ({"podTemplate": {"spec": {"volumes": [{"name": "v", "image": {"reference": "docker.io/x"}}]}}}, "only (got docker.io/x)"),
     ({"router": volumes("/etc")}, "mounted from /mnt/models, /srv/ only (got /etc)"),
     ({"router": image("docker.io/library/miner")}, "only (got docker.io/library/miner)"),
     ({"router": image("docker.io/library/miner", "initContainers")}, "only (got docker.io/library/miner)"),

@@ -259,9 +259,7 @@ def test_the_notes_name_what_was_left_out() -> None:
     assert "NOT installed: the PrometheusRule" in notes and "helm test fl -n default" in notes and "set monitoring.namespaces" in notes
 
 
-def test_the_operator_needs_no_more_than_the_chart_allows(
-    server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operator_needs_no_more_than_the_chart_allows(server: apiserver.ApiServer, namespace: str) -> None:
     second = f"{namespace}-second"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": second}})
     made = template("--set", f"watch.namespaces={{{namespace},{second}}}", "--namespace", namespace)
@@ -274,7 +272,6 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
     config["users"][0]["user"]["token"] = token
     kubeconfig = server.kubeconfig.parent / f"{namespace}.kubeconfig"
     kubeconfig.write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     router = StubRouter()
     try:
         (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]

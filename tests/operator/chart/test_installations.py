@@ -27,7 +27,7 @@ CACHE = {"persistentVolumeClaim": {"claimName": "models"}, "prefetch": "Enabled"
 EVERY_CHILD: dict[str, Any] = {"model": {"cache": CACHE}, "batch": {"storageURI": "pvc://batches"}}
 QUOTA = {"limits.cpu": "100", "limits.memory": "1Ti", "requests.cpu": "100", "requests.memory": "1Ti"}
 INSTANCE = "app.kubernetes.io/instance"
-HOSTILE = ("2024", "1e3", "0x1f", "true", "null", "v1.5", "1.5", "on", "e3")
+HOSTILE = ("2024", "1e3", "null", "1.5")
 
 
 def pods_of(objects: list[Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_a_service_among_the_extra_objects_comes_after_the_crd(alone: apiserver.
     eventually(lambda: alone.get(CRD) is None)
 
 
-def test_uninstall_keeps_services_unless_the_crd_goes_too(alone: apiserver.ApiServer) -> None:
+def test_services_stay_unless_they_or_the_crd_are_deleted_though_no_operator_runs(alone: apiserver.ApiServer) -> None:
     helmed(
         alone,
         "install",
@@ -93,9 +93,13 @@ def test_uninstall_keeps_services_unless_the_crd_goes_too(alone: apiserver.ApiSe
     helmed(alone, "uninstall", "fl")
     assert not objects(alone), "the release leaves nothing but its CRD"
     assert alone.get(CRD) is not None and cluster.get("inferenceservices", "qwen") is not None, "people's services stay (crds.keep)"
+    path = cluster.path("inferenceservices", "qwen")
+    assert alone.request("DELETE", path)[0] == 200 and alone.get(path) is None
 
     helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false")
     eventually(lambda: "helm.sh/resource-policy" not in (alone.get(CRD)["metadata"].get("annotations") or {}))
+    body = manifest("qwen", "default")
+    eventually(lambda: alone.request("POST", cluster.path("inferenceservices"), body)[0] == 201)  # the first release's policy has gone
     helmed(alone, "uninstall", "fl")
     eventually(lambda: alone.get(CRD) is None), "no finalizer of ours holds a service, with no operator running"
     assert not objects(alone)
@@ -103,7 +107,7 @@ def test_uninstall_keeps_services_unless_the_crd_goes_too(alone: apiserver.ApiSe
 
 def test_monitoring_comes_with_the_crds_of_the_prometheus_operator(alone: apiserver.ApiServer) -> None:
     """Discovered by helm itself, and taken by the real schemas."""
-    wanted = ("--set=monitoring.podMonitors=true", "--set=monitoring.rules=true", "--set=monitoring.dashboards=true")
+    wanted = ("--set=monitoring.podMonitors=true,monitoring.rules=true,monitoring.dashboards=true", "--set=crds.keep=false")
     crds = [foreign_crds.crd(*which) for which in (foreign_crds.POD_MONITORS, foreign_crds.RULES)]
     paths = [f"/apis/monitoring.coreos.com/v1/namespaces/{HOME}/{plural}" for plural in ("podmonitors", "prometheusrules")]
     told = helmed(alone, "install", "fl", str(CHART), "--create-namespace", *wanted)
@@ -115,15 +119,6 @@ def test_monitoring_comes_with_the_crds_of_the_prometheus_operator(alone: apiser
     assert [len(alone.get(path)["items"]) for path in paths] == [2, 1]
     helmed(alone, "uninstall", "fl")
     assert [len(alone.get(path)["items"]) for path in paths] == [0, 0]
-
-
-def test_a_deleted_service_is_gone_though_no_operator_runs(alone: apiserver.ApiServer) -> None:
-    helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false")
-    wait_for_crd(alone)
-    path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"
-    alone.create(path, manifest("qwen", "default"))
-    assert alone.request("DELETE", f"{path}/qwen")[0] == 200 and alone.get(f"{path}/qwen") is None
-    helmed(alone, "uninstall", "fl")
 
 
 def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> None:

@@ -1,5 +1,6 @@
 """Every variant of the chart: a real API server takes it, its pods are restricted, and its roles name what they allow."""
 
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{path.stem: ("-f", str(path)) for path in sorted(VALUES.glob("*.yaml"))},
 }
 MONITORS = (*PROMETHEUS, "--api-versions=monitoring.coreos.com/v1/ServiceMonitor")
+FOREIGN = ("monitoring.coreos.com/", "gateway.networking.k8s.io/", "inference.networking.k8s.io/")
+"""Groups whose CRDs belong to other projects."""
 MANIFESTS = ("Deployment", "Pod", "InferenceService")
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -44,16 +47,43 @@ def pod_specs(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@variants
-def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: apiserver.ApiServer, variant: str) -> None:
+def try_out(server: apiserver.ApiServer, made: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """Apply without effect, into namespaces that are restricted: unknown fields are refused."""
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     for name in ("fairlead-system", "watched"):
         if server.get(f"/api/v1/namespaces/{name}") is None:
             server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    known = [each for each in objects(variant) if not each["apiVersion"].startswith("monitoring.")]
-    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
-    assert done.returncode == 0, done.stderr
-    assert "would violate" not in done.stderr, done.stderr
+    known = [each for each in made if not each["apiVersion"].startswith(FOREIGN)]
+    return server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
+
+
+@variants
+def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: apiserver.ApiServer, variant: str) -> None:
+    done = try_out(server, objects(variant))
+    assert done.returncode == 0 and "would violate" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("Deployment", ("spec", "template", "spec", "containers", 0, "imagePullPolici"), "Always"),
+        ("Deployment", ("spec", "replicas"), "two"),
+        ("InferenceService", ("spec", "modle"), {}),
+    ],
+)
+def test_a_wrong_field_is_found(server: apiserver.ApiServer, kind: str, path: tuple[Any, ...], value: Any) -> None:
+    made = objects("everything")
+    target: Any = next(each for each in made if each["kind"] == kind)
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    assert f"{path[-1]}: " in try_out(server, made).stderr
+
+
+def test_every_example_is_accepted(server: apiserver.ApiServer) -> None:
+    made = [each for path in (CHART.parents[1] / "examples").glob("*.yaml") for each in load(path.read_text())]
+    done = try_out(server, [each | {"metadata": {**each["metadata"], "namespace": "default"}} for each in made])
+    assert len(made) > 10 and done.returncode == 0, done.stderr
 
 
 @variants

@@ -1,11 +1,10 @@
 """`spec.batch`: the batch server beside the routers, its storage, and its condition. Pure."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator.children.test_desired import restricted
+from tests.operator.children.test_desired import NOW, objects, restricted
 from tests.operator.support.manifests import SETTINGS, deployment, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
@@ -15,12 +14,7 @@ from fairlead_operator.revisions import batch_revision, router_revision, worker_
 from fairlead_router.batch.config import read_config
 from fairlead_router.config import read_config as read_router_config
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM: dict[str, Any] = {"storageURI": "pvc://batches/chat"}
-
-
-def objects(one: InferenceService) -> dict[tuple[str, str], Any]:
-    return {(made["kind"], made["metadata"]["name"]): made for made in desired(one, Observed(), SETTINGS, NOW).objects}
 
 
 def pod(one: InferenceService, component: str = "batch") -> Any:

@@ -129,24 +129,6 @@ def test_an_operator_with_other_defaults_keeps_the_revision() -> None:
     assert worker_revision(service()) == "c51d9689d7"
 
 
-@pytest.mark.parametrize(
-    ("model", "argument", "mounted"),
-    [
-        ({"uri": "hf://a/b"}, "--model=hf://a/b", "/var/cache/fairlead"),
-        ({"uri": "hf://a/b", "revision": "abc"}, "--model=hf://a/b@abc", "/var/cache/fairlead"),
-        ({"uri": "hf://a/b@main"}, "--model=hf://a/b@main", "/var/cache/fairlead"),
-        ({"uri": "pvc://models/qwen/8b"}, "--model=file:///mnt/model/qwen/8b", "/mnt/model"),
-        ({"uri": "pvc://models"}, "--model=file:///mnt/model", "/mnt/model"),
-        ({"uri": "file:///models/tiny"}, "--model=file:///models/tiny", None),
-    ],
-)
-def test_model_sources(model: dict[str, Any], argument: str, mounted: str | None) -> None:
-    one = service(model=model)
-    container = worker_pod(one)["spec"]["containers"][0]
-    assert argument in container["args"]
-    assert (mounted in [mount["mountPath"] for mount in container["volumeMounts"]]) if mounted else len(container["volumeMounts"]) == 2
-
-
 def test_the_token_comes_from_the_secret_and_is_never_read() -> None:
     container = worker_pod(service(model={"secretRef": {"name": "hub", "key": "t"}}))["spec"]["containers"][0]
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}} in container["env"]

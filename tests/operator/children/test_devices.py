@@ -1,10 +1,10 @@
 """GPUs of worker pods: extended resources of device plugins (NVIDIA, MIG, AMD) and claims of Dynamic Resource Allocation."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.operator.children.test_desired import NOW
 from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_operator.desired import desired
@@ -13,7 +13,6 @@ from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.node_capacity import find_pending
 from fairlead_operator.settings import Settings
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "h100"}
 
 

@@ -1,13 +1,10 @@
 """Model sources, the cache and placement, as volumes, mounts and environment; credentials by reference only."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.operator.support.manifests import SETTINGS, service
 
-from fairlead_operator.api import InferenceService
 from fairlead_operator.children import router, worker
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.status.refusals import find_cause
@@ -57,17 +54,22 @@ def test_a_bucket_with_its_key_by_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "argument"),
+    ("model", "argument", "mounted"),
     [
-        ({"uri": "hf://a/b/c.Q4_K_M.gguf", "revision": "v1"}, "hf://a/b/c.Q4_K_M.gguf@v1"),
-        ({"uri": "s3://models/quants/c.gguf"}, "s3://models/quants/c.gguf"),
-        ({"uri": "pvc://models/quants/c.gguf"}, "file:///mnt/model/quants/c.gguf"),
-        ({"uri": "oci://ghcr.io/a/b:1#c.gguf"}, "file:///mnt/model/c.gguf"),
-        ({"uri": "file:///data/c.gguf"}, "file:///data/c.gguf"),
+        ({"uri": "hf://a/b"}, "hf://a/b", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b@main"}, "hf://a/b@main", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b/c.Q4_K_M.gguf", "revision": "v1"}, "hf://a/b/c.Q4_K_M.gguf@v1", "/var/cache/fairlead"),
+        ({"uri": "s3://models/quants/c.gguf"}, "s3://models/quants/c.gguf", "/var/cache/fairlead"),
+        ({"uri": "pvc://models"}, "file:///mnt/model", "/mnt/model"),
+        ({"uri": "pvc://models/quants/c.gguf"}, "file:///mnt/model/quants/c.gguf", "/mnt/model"),
+        ({"uri": "oci://ghcr.io/a/b:1#c.gguf"}, "file:///mnt/model/c.gguf", "/mnt/model"),
+        ({"uri": "file:///data/c.gguf"}, "file:///data/c.gguf", None),
     ],
 )
-def test_a_gguf_file_is_named_to_the_worker(model: dict[str, Any], argument: str) -> None:
-    assert f"--model={argument}" in template(model=model)["containers"][0]["args"]
+def test_a_model_or_its_gguf_file_is_named_to_the_worker(model: dict[str, Any], argument: str, mounted: str | None) -> None:
+    (container,) = template(model=model)["containers"]
+    assert f"--model={argument}" in container["args"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp", "/dev/shm"} == ({mounted} if mounted else set())
 
 
 def test_google_cloud_storage_with_its_key_by_reference() -> None:
@@ -109,13 +111,6 @@ def test_warm_up_is_given_in_variables() -> None:
     assert seen["FAIRLEAD_PEERS"].startswith("dns://qwen-workers.default.svc.") and seen["FAIRLEAD_PEERS"].endswith(":8000")
     assert "FAIRLEAD_WARMUP_TOKENS" not in environment(template(engine={"warmupTokens": 0}))
     assert not any("warm" in argument for argument in template()["containers"][0]["args"])
-
-
-@pytest.mark.parametrize("name", ["s3", "cache"])
-def test_the_examples_are_accepted(name: str) -> None:
-    text = (Path(__file__).parents[3] / "examples" / f"{name}.yaml").read_text()
-    (body,) = [each for each in yaml.safe_load_all(text) if each["kind"] == "InferenceService"]
-    assert InferenceService.parse(body).spec.model.cache is not None
 
 
 def test_placement_and_pull_secrets() -> None:

@@ -56,35 +56,29 @@ def test_the_worker_of_an_image_takes_the_arguments_of_the_job(monkeypatch: pyte
     assert asked == [("hf://Qwen/Qwen3-8B", "config.json"), ("hf://lab/sql", "adapter_config.json")]
 
 
-def test_nodes_proxies_and_certificates_of_the_pod_template_apply_and_devices_do_not() -> None:
+def test_the_pod_template_applies_to_the_job_without_its_devices() -> None:
+    resources = {"requests": {"cpu": "6", "nvidia.com/gpu": "1"}, "limits": {"cpu": "6", "nvidia.com/gpu": "1"}}
+    proxy = {"name": "HTTPS_PROXY", "value": "http://p"}
+    own = {"name": "worker", "env": [proxy], "resources": resources, "securityContext": {"runAsUser": 7}}
     template = {
+        "metadata": {"labels": {"team": "a", "sidecar.istio.io/inject": "true"}, "annotations": {"x": "y"}},
         "spec": {
             "tolerations": [{"operator": "Exists"}],
             "nodeSelector": {"zone": "a"},
             "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "rdma"}],
             "volumes": [{"name": "ca", "secret": {"secretName": "ca"}}],
-            "containers": [
-                {"name": "worker", "env": [{"name": "HTTPS_PROXY", "value": "http://p"}], "resources": {"limits": {"nvidia.com/gpu": "1"}}},
-                {"name": "side", "image": "s"},
-            ],
-        }
+            "containers": [own, {"name": "side", "image": "s"}],
+            "securityContext": {"fsGroup": 7},
+        },
     }
-    spec = job_of(prefetching(podTemplate=template))["spec"]["template"]["spec"]
-    (worker,) = spec["containers"]
-    assert {"name": "HTTPS_PROXY", "value": "http://p"} in worker["env"] and "nvidia.com/gpu" not in str(worker["resources"])
-    assert spec["nodeSelector"] == {"zone": "a"} and spec["tolerations"] == [{"operator": "Exists"}] and "resourceClaims" not in spec
-    assert "ca" in {each["name"] for each in spec["volumes"]}
-
-
-def test_the_pod_template_gives_labels_security_and_resources_without_devices() -> None:
-    resources = {"requests": {"cpu": "6", "nvidia.com/gpu": "1"}, "limits": {"cpu": "6", "nvidia.com/gpu": "1"}}
-    own = {"name": "worker", "resources": resources, "securityContext": {"runAsUser": 7}}
-    template = {"metadata": {"labels": {"team": "a", "sidecar.istio.io/inject": "true"}, "annotations": {"x": "y"}}}
-    job = job_of(prefetching(podTemplate={**template, "spec": {"containers": [own], "securityContext": {"fsGroup": 7}}}))
-    metadata, spec = job["spec"]["template"]["metadata"], job["spec"]["template"]["spec"]
+    pod = job_of(prefetching(podTemplate=template))["spec"]["template"]
+    metadata, spec = pod["metadata"], pod["spec"]
     assert metadata["labels"]["team"] == "a" and metadata["labels"]["sidecar.istio.io/inject"] == "false"
     assert metadata["annotations"]["x"] == "y" and metadata["labels"]["app.kubernetes.io/component"] == "prefetch"
+    assert spec["nodeSelector"] == {"zone": "a"} and spec["tolerations"] == [{"operator": "Exists"}] and "resourceClaims" not in spec
+    assert "ca" in {each["name"] for each in spec["volumes"]}
     (worker,) = spec["containers"]
+    assert proxy in worker["env"]
     assert worker["resources"] == {"requests": {"cpu": "6", "memory": "1Gi"}, "limits": {"cpu": "6", "memory": "4Gi"}}
     assert worker["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 7
 

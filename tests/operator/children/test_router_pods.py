@@ -37,14 +37,6 @@ def routers(count: int | None, *, by_autoscaler: bool) -> Observed:
     return Observed({"router": live}, served=frozenset({HPA}))
 
 
-def test_a_router_starts_in_a_namespace_whose_quota_demands_requests_and_limits() -> None:
-    for component in ("router", "batch"):
-        pods = made(service(batch={"storageURI": "pvc://files"}))["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]
-        for container in pods["containers"]:
-            resources = container["resources"]
-            assert {"cpu", "memory"} <= resources["requests"].keys() and {"cpu", "memory"} <= resources["limits"].keys()
-
-
 def test_the_router_template_is_merged_like_that_of_the_workers() -> None:
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     template = {

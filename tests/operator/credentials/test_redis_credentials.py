@@ -219,18 +219,6 @@ async def test_a_changed_user_is_restored(server: RedisServer, monkeypatch: pyte
     assert accepts(server, given)
 
 
-async def test_a_restarted_server_gets_its_users_at_the_next_reconcile(server: RedisServer) -> None:
-    installation = await begun(server, CHAT)
-    server.kill()
-    secured(server, installation.api.contents.password)
-    given = installation.given(CHAT, "router")
-    assert not accepts(server, given)
-    with pytest.raises(OSError):  # the connection of before
-        await installation.manager.reconcile()
-    await installation.manager.reconcile()
-    assert accepts(server, given)
-
-
 async def test_users_of_deleted_services_go_and_those_of_others_stay(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "DELETE_AFTER", 0.0)
     installation = await begun(server, CHAT, CODE)

@@ -151,7 +151,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_any_interleaving_ends_with_the_objects_of_the_server(steps: list[tuple[str, ...]]) -> None:
     simulation = Simulation()

@@ -86,7 +86,7 @@ def elector(server: LeaseServer, clock: Clock, holder_identity: str) -> LeaderEl
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["try", "release", "wait", "down", "up"]), st.floats(0, 20)), max_size=60)
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_at_most_one_operator_leads_and_one_can_always_lead(steps: list[tuple[str, str, float]]) -> None:
     async def run() -> None:
         server, clock = LeaseServer(), Clock()
@@ -161,7 +161,7 @@ async def test_an_operator_that_is_merely_busy_keeps_its_lease() -> None:
         await aside.run(busy.acquire())
         keeping = asyncio.create_task(aside.run(busy.renew_forever()))
         await asyncio.sleep(0)
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 1.5
         while time.monotonic() < end:  # a pass that never lets go of this loop, nor of the interpreter
             pass
         assert busy.leading and busy.check() > 0 and not fenced
@@ -315,6 +315,7 @@ def children_written(server: apiserver.ApiServer, namespace: str, user: str) -> 
 
 
 def test_one_acts_and_the_other_takes_over(server: apiserver.ApiServer, namespace: str, start: Start) -> None:
+    """The first leader sleeps past its lease: for the others as one that was killed. When it wakes it ends, and writes nothing."""
     first = start("operator-a")
     eventually(first.leads, within=30)
     before = len(server.writes("operator-b"))  # of other tests, on the same server
@@ -323,40 +324,18 @@ def test_one_acts_and_the_other_takes_over(server: apiserver.ApiServer, namespac
     assert not second.state["leading"] and second.state["holder"] == first.state["holder"]
     cluster = Namespace(server, namespace)
     cluster.create()
-    eventually(lambda: cluster.get("deployments", "qwen-router"))
-    assert children_written(server, namespace, "operator-a")
-    assert len(server.writes("operator-b")) == before, "a standby writes nothing"
-
-    first.running.kill()
-    with within(20):
-        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 3}})
-        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 3, within=25)
-    assert second.leads()
-
-    third = start("operator-a")
-    eventually(lambda: third.state["ready"], within=30)
-    second.running.send_signal(signal.SIGTERM)
-    with within(8):
-        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
-        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4, within=25)
-    assert second.running.wait(timeout=15) == 0 and "has released the lease" in second.log.read_text()
-    lease = server.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/fairlead-operator")
-    assert lease["spec"]["leaseTransitions"] == 3 and lease["spec"]["holderIdentity"] == third.state["holder"]
-
-
-def test_a_leader_that_slept_past_its_lease_ends_and_writes_nothing(server: apiserver.ApiServer, namespace: str, start: Start) -> None:
-    first = start("operator-a")
-    eventually(first.leads, within=30)
-    second = start("operator-b")
-    eventually(lambda: second.state["ready"], within=30)
-    cluster = Namespace(server, namespace)
-    cluster.create()
     # A request that is on its way when the process goes to sleep cannot be called back: the last ones are the status and its Events.
     eventually(cluster.ready)
     eventually(lambda: server.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"])
+    assert children_written(server, namespace, "operator-a")
+    assert len(server.writes("operator-b")) == before, "a standby writes nothing"
+
     os.kill(first.running.pid, signal.SIGSTOP)
     try:
-        eventually(second.leads, within=25)
+        with within(20):
+            cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 3}})
+            eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 3, within=25)
+        assert second.leads()
         # Work that the sleeper, had it a say, would do as soon as it wakes: it has seen none of this.
         for count in range(5):
             cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": count}})
@@ -364,8 +343,16 @@ def test_a_leader_that_slept_past_its_lease_ends_and_writes_nothing(server: apis
         before = len(server.writes("operator-a"))
     finally:
         os.kill(first.running.pid, signal.SIGCONT)
-    assert first.running.wait(timeout=10) == EXIT_FENCED, first.log.read_text()
-    assert "ending: " in first.log.read_text()
+    assert first.running.wait(timeout=10) == EXIT_FENCED and "ending: " in first.log.read_text(), first.log.read_text()
     late = [(event["verb"], event["requestURI"], event["responseStatus"]["code"]) for event in server.writes("operator-a")[before:]]
     assert not late, first.log.read_text()
-    eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
+
+    third = start("operator-a")
+    eventually(lambda: third.state["ready"], within=30)
+    second.running.send_signal(signal.SIGTERM)
+    with within(8):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 6}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 6, within=25)
+    assert second.running.wait(timeout=15) == 0 and "has released the lease" in second.log.read_text()
+    lease = server.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/fairlead-operator")
+    assert lease["spec"]["leaseTransitions"] == 3 and lease["spec"]["holderIdentity"] == third.state["holder"]

@@ -4,14 +4,19 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.operator.on_apiserver.test_operator import cluster
+import pytest
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.names import CANARY_FAILED
+from fairlead_operator.polling import canary as canary_watch
 
-__all__ = ["cluster"]  # the fixture
 ASKED = {"trafficPercent": 25, "analysisSeconds": 1, "minRequests": 10}
+
+
+@pytest.fixture(autouse=True)
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary_watch, "PERIOD", 0.1)
 
 
 def revision(deployment: Any) -> str:
@@ -104,10 +109,7 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     start(cluster, again)
     eventually(lambda: told(cluster).get("trial") == again["metadata"]["uid"])
     eventually(lambda: (cluster.get("inferenceservices", "qwen")["status"].get("canary") or {}).get("phase") == "Analyzing")
-    assert failed_again(cluster, new) == "", "what routers still say of the first trial counts no more"
+    failed = cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"].get("annotations", {}).get(CANARY_FAILED, "")
+    assert failed == "", "what routers still say of the first trial counts no more"
     router.split = figures(new, 0, again)
     eventually(lambda: revision(cluster.get("deployments", "qwen-worker")) == new)
-
-
-def failed_again(cluster: Cluster, new: str) -> str:
-    return str(cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"].get("annotations", {}).get(CANARY_FAILED, ""))

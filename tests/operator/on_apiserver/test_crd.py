@@ -92,6 +92,7 @@ def test_a_served_name_may_be_the_folder_of_the_model(server: apiserver.ApiServe
     check(server, model={"name": name})
 
 
+CLAIMS, TARGET = [{"name": "gpu", "resourceClaimTemplateName": "h100"}], {"target": {"ttftMilliseconds": 2000}}
 REFUSED = [
     ({"resources": {"cpu": -1}}, "spec.resources.cpu"),
     ({"resources": {"cpu": True}}, "spec.resources.cpu"),
@@ -102,18 +103,12 @@ REFUSED = [
     ({"model": {"uri": "pvc://c/m", "cache": {"persistentVolumeClaim": {"claimName": "t"}}}}, "spec.model.cache needs an hf://"),
     ({"resources": {"gpuResource": "gpu"}}, "spec.resources.gpuResource"),
     ({"resources": {"gpus": 0, "gpuResource": "amd.com/gpu"}}, "spec.resources.gpus is 0"),
+    ({"resources": {"gpus": 0, "resourceClaims": CLAIMS}}, "spec.resources.gpus is 0"),
     (
-        {"resources": {"gpus": 0, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}},
-        "spec.resources.gpus is 0",
-    ),
-    (
-        {"resources": {"gpuResource": "amd.com/gpu", "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}},
+        {"resources": {"gpuResource": "amd.com/gpu", "resourceClaims": CLAIMS}},
         "spec.resources.gpuResource and spec.resources.resourceClaims both",
     ),
-    (
-        {"resources": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}], "gpuType": "H100"}},
-        "spec.resources.gpuType is a node label",
-    ),
+    ({"resources": {"resourceClaims": CLAIMS, "gpuType": "H100"}}, "spec.resources.gpuType is a node label"),
     ({"resources": {"gpuResource": "gpu.intel.com/i915", "gpuType": "Max"}}, "spec.resources.gpuType is a node label"),
     (
         {"resources": {"gpuResource": "nvidia.com/mig-3g.40gb"}, "engine": {"tensorParallel": 2}},
@@ -179,40 +174,22 @@ REFUSED = [
     ({"model": {"uri": "gs://models/a", "region": "eu-1"}}, "spec.model.region needs an s3:// model"),
     ({"model": {"uri": "oci://a/b:1", "endpoint": "https://x"}}, "spec.model.endpoint needs an hf://"),
     ({"scaling": {"minReplicas": 5, "maxReplicas": 2}}, "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas"),
-    (
-        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}}, "replicas": 2},
-        "spec.replicas and spec.scaling.target both set",
-    ),
+    ({"scaling": {"maxReplicas": 2, **TARGET}, "replicas": 2}, "spec.replicas and spec.scaling.target both set"),
     ({"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 0}}}, "spec.scaling.target.ttftMilliseconds"),
-    (
-        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 60}},
-        "spec.scaling.idleTimeoutSeconds scales to zero",
-    ),
+    ({"scaling": {"maxReplicas": 2, **TARGET, "idleTimeoutSeconds": 60}}, "spec.scaling.idleTimeoutSeconds scales to zero"),
     ({"scaling": {"minReplicas": 0, "maxReplicas": 2, "idleTimeoutSeconds": 60}}, "spec.scaling.idleTimeoutSeconds scales to zero"),
-    (
-        {"scaling": {"minReplicas": 0, "maxReplicas": 2, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 90000}},
-        "spec.scaling.idleTimeoutSeconds",
-    ),
+    ({"scaling": {"minReplicas": 0, "maxReplicas": 2, **TARGET, "idleTimeoutSeconds": 90000}}, "spec.scaling.idleTimeoutSeconds"),
     (
         {"scaling": {"maxReplicas": 2, "scaleDown": {"stabilizationWindowSeconds": 60}}},
         "spec.scaling.scaleDown configures the operator's autoscaler",
     ),
     (
-        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 1000}, "scaleDown": {"stabilizationWindowSeconds": 7200}}},
+        {"scaling": {"maxReplicas": 2, **TARGET, "scaleDown": {"stabilizationWindowSeconds": 7200}}},
         "spec.scaling.scaleDown.stabilizationWindowSeconds",
     ),
-    (
-        {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
-        "spec.engine.tensorParallel must equal spec.resources.gpus",
-    ),
-    (
-        {"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}},
-        "spec.engine.tensorParallel must equal spec.resources.gpus",
-    ),
-    (
-        {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 16}},
-        "must equal spec.resources.gpus times spec.engine.nodes",
-    ),
+    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}}, "spec.engine.tensorParallel must equal spec.resources.gpus"),
+    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}}, "spec.engine.tensorParallel must equal spec.resources.gpus"),
+    ({"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 16}}, "must equal spec.resources.gpus times spec.engine.nodes"),
     ({"engine": {"tensorParallel": 9, "nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
     ({"engine": {"nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
     (
@@ -339,10 +316,7 @@ ACCEPTED = [
             "scaleDown": {"stabilizationWindowSeconds": 0},
         }
     },
-    {
-        "routing": {"indexMode": "Mirror", "holdTimeoutSeconds": 0},
-        "access": {"keysSecretRef": {"name": "k", "key": "x"}},
-    },
+    {"routing": {"indexMode": "Mirror", "holdTimeoutSeconds": 0}, "access": {"keysSecretRef": {"name": "k", "key": "x"}}},
     {"slo": {"classes": [{"name": "chat", "priority": -5, "ttftMilliseconds": 500, "itlMilliseconds": 50}], "defaultClass": "batch"}},
     {"slo": {"defaultClass": "batch"}},
     {"routing": {"indexMode": "Remote", "forwardingMode": "Redirect", "metricsNames": "VLLM"}},
@@ -420,12 +394,3 @@ def test_a_service_that_no_operator_has_seen_is_not_current(server: apiserver.Ap
     server.create(BASE.format(namespace), manifest("qwen", namespace))
     body = server.get(f"{BASE.format(namespace)}/qwen")
     assert body["status"] == {"observedGeneration": -1} and body["metadata"]["generation"] == 1
-
-
-def test_scale_reads_and_writes_replicas(server: apiserver.ApiServer, namespace: str) -> None:
-    path = BASE.format(namespace)
-    server.create(path, manifest("qwen", namespace))
-    code, scale = server.request("GET", f"{path}/qwen/scale")
-    assert code == 200 and scale["spec"]["replicas"] == 1
-    code, _ = server.request("PATCH", f"{path}/qwen/scale", {"spec": {"replicas": 3}}, "application/merge-patch+json")
-    assert code == 200 and server.get(f"{path}/qwen")["spec"]["replicas"] == 3

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
@@ -12,9 +11,8 @@ from fairlead.kube.outdated import find_outdated
 
 
 def test_an_auto_service_takes_new_images_and_a_pinned_one_is_outdated(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
     def update() -> Any:

@@ -13,15 +13,9 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ROUTES, POOLS = "/apis/gateway.networking.k8s.io/v1", "/apis/inference.networking.k8s.io/v1"
 
 
-def condition(cluster: Cluster) -> Any:
-    status = cluster.get("inferenceservices", "qwen").get("status") or {}
-    return next((one for one in status.get("conditions", []) if one["type"] == "GatewayReady"), {})
-
-
-def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go(
+def test_route_and_pool_are_made_when_their_crds_come_kept_over_a_restart_and_forgotten_when_they_go(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
     crds = [foreign_crds.crd(*foreign_crds.GATEWAY_API), foreign_crds.crd(*foreign_crds.INFERENCE)]
     cluster = Cluster(server, namespace)
@@ -31,59 +25,39 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
             cluster.create(
                 exposure={"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker", "hostnames": ["*.example.com"]}}
             )
-            eventually(lambda: condition(cluster).get("reason") == "GatewayApiMissing")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "GatewayApiMissing")
             server.create(CRDS, crds[0])
-            eventually(lambda: condition(cluster).get("reason") == "InferencePoolMissing")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "InferencePoolMissing")
             server.create(CRDS, crds[1])
             made = eventually(lambda: server.get(route))
             assert made["spec"]["rules"][0]["backendRefs"][0]["kind"] == "InferencePool" and eventually(lambda: server.get(pool))["spec"]
-            eventually(lambda: condition(cluster).get("reason") == "GatewayNotFound")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "GatewayNotFound")
 
             parents = [{"parentRef": {"name": "web"}, "controllerName": "example.com/gateway", "conditions": [accepted()]}]
             code, answer = server.request("PATCH", f"{route}/status", {"status": {"parents": parents}}, "application/merge-patch+json")
             assert code == 200, answer
-            eventually(lambda: condition(cluster).get("status") == "True")
+            eventually(lambda: cluster.condition("GatewayReady").get("status") == "True")
 
             code, _ = server.request("PATCH", route, {"spec": {"hostnames": ["other.example.com"]}}, "application/merge-patch+json")
             assert code == 200
             assert eventually(lambda: server.get(route)["spec"]["hostnames"] == ["*.example.com"]), "what others change is put back"
 
-            before = server.get(pool)["metadata"]["resourceVersion"]
+            left = [server.get(one)["metadata"]["resourceVersion"] for one in (route, pool)]
+        with run_operator(server.kubeconfig, namespace, router.url):
+            cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 2}})
+            eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 2)
+            assert [server.get(one)["metadata"]["resourceVersion"] for one in (route, pool)] == left, "a restart writes nothing"
             cluster.patch("inferenceservices", "qwen", {"spec": {"exposure": {"gateway": {"backend": "Router"}}}})
             eventually(lambda: server.get(pool) is None)
-            assert before and eventually(lambda: server.get(route)["spec"]["rules"][0]["backendRefs"][0]["name"] == "qwen")
+            assert eventually(lambda: server.get(route)["spec"]["rules"][0]["backendRefs"][0]["name"] == "qwen")
 
             server.request("DELETE", f"{CRDS}/{crds[0]['metadata']['name']}")
-            eventually(lambda: condition(cluster).get("reason") == "GatewayApiMissing")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "GatewayApiMissing")
             cluster.patch("inferenceservices", "qwen", {"spec": {"exposure": {"gateway": None}}})
-            eventually(lambda: not condition(cluster))
+            eventually(lambda: not cluster.condition("GatewayReady"))
     finally:
         for crd in crds:
             server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
-
-
-def test_a_restart_writes_nothing_to_an_unchanged_route(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    crd = foreign_crds.crd(*foreign_crds.GATEWAY_API)
-    cluster = Cluster(server, namespace)
-    route = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen"
-    server.create(CRDS, crd)
-    try:
-        eventually(lambda: server.request("GET", f"{ROUTES}/httproutes")[0] == 200)
-        cluster.create(exposure={"gateway": {"parentRef": {"name": "web"}}})
-        for _ in range(2):
-            with run_operator(server.kubeconfig, namespace, router.url):
-                left = eventually(lambda: server.get(route))
-                cluster.patch(
-                    "inferenceservices", "qwen", {"spec": {"replicas": cluster.get("inferenceservices", "qwen")["spec"]["replicas"] + 1}}
-                )
-                wanted = cluster.get("inferenceservices", "qwen")["spec"]["replicas"]
-                eventually(lambda wanted=wanted: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == wanted)
-        assert server.get(route)["metadata"]["resourceVersion"] == left["metadata"]["resourceVersion"]
-    finally:
-        server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
 
 
 def accepted() -> dict[str, Any]:

@@ -57,7 +57,6 @@ class Groups(Cluster):
 
 @pytest.fixture
 def cluster(server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
     crd = foreign_crds.crd(*foreign_crds.LEADER_WORKER_SET)
     yield Groups(server, namespace)
@@ -108,9 +107,3 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         assert cluster.secret(cluster.the_set()) == secret, "nor another value to the Secret, which it cannot read"
         server.request("DELETE", f"{CRDS}/leaderworkersets.leaderworkerset.x-k8s.io")
         eventually(lambda: cluster.condition("Degraded").get("reason") == "LeaderWorkerSetMissing")
-
-
-def test_workers_of_one_pod_care_nothing_for_the_crd(cluster: Groups, router: StubRouter) -> None:
-    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
-        cluster.create(engine={"tensorParallel": 2})
-        assert eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["replicas"] == 1

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import container, deployment, manifest
-from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead.kube import api, plugin
 from fairlead.kube.explain import explain
@@ -24,13 +22,6 @@ NO_GPU = {
     "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
 }
-
-
-@pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with run_operator(server.kubeconfig, namespace, router.url):
-        yield Cluster(server, namespace)
 
 
 class Shell:
@@ -88,21 +79,6 @@ def test_the_table_shows_services_pods_and_why(cluster: Cluster, shell: Shell) -
     assert code == 2 and "no InferenceService qwem" in err and "there are: qwen" in err
 
 
-def test_a_router_that_the_api_server_does_not_reach_leaves_the_table_whole(cluster: Cluster, shell: Shell) -> None:
-    cluster.create()
-    cluster.play_controllers()
-    status = {
-        "phase": "Running",
-        "podIP": "127.0.0.1",
-        "podIPs": [{"ip": "127.0.0.1"}],
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    cluster.play_kubelet("qwen-router-x", status, "router")
-    eventually(lambda: cluster.ready().get("status") == "True")
-    code, out, _ = shell("status", "-n", cluster.namespace)
-    assert code == 0 and "└ qwen-router-x Ready" in out and "no live figures:" in out
-
-
 def test_explain_walks_from_the_service_to_the_nodes(cluster: Cluster, shell: Shell) -> None:
     name = f"node-{cluster.namespace}"
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
@@ -143,19 +119,6 @@ def test_explain_tells_events_of_a_pod_that_hangs_before_the_status_does(cluster
     assert "Create the Secret keys in this namespace" in out.partition("what to do next")[2]
 
 
-def test_explain_of_a_ready_service_and_of_one_without_an_operator(cluster: Cluster, shell: Shell) -> None:
-    cluster.create()
-    cluster.play_controllers()
-    eventually(lambda: cluster.ready().get("status") == "True")
-    code, out, _ = shell("explain", "qwen", "-n", cluster.namespace)
-    assert code == 0 and "is ready" in out and "✓ Ready True" in out and "Nothing: the service is ready" in out
-    other = f"{cluster.namespace}-unwatched"
-    cluster.server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
-    cluster.server.create(f"/apis/fairlead.dev/v1alpha1/namespaces/{other}/inferenceservices", manifest("qwen", other))
-    code, out, _ = shell("explain", "qwen", "-n", other)
-    assert code == 1 and "no operator has seen it" in out and "Check that fairlead-operator runs" in out
-
-
 def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
     body = manifest("qwen", "default") | {"status": {"canary": {"revision": "qwen-abc", "phase": "Starting", "trafficPercent": 10}}}
     trial = deployment("worker", 1, ready=0)
@@ -187,21 +150,6 @@ def test_explain_tells_that_services_share_a_redis_login() -> None:
     assert "one Redis login for all services: NOPERM" in shared and "login" not in own
 
 
-def test_explain_tells_a_refused_template(cluster: Cluster, shell: Shell) -> None:
-    cluster.create(podTemplate={"spec": {"containers": [{"name": "worker", "imagePullPolice": "Never"}]}})
-    eventually(lambda: cluster.ready().get("reason") == "PodTemplateInvalid")
-    code, out, _ = shell("explain", "qwen", "-n", cluster.namespace)
-    assert code == 1 and "✗ PodTemplateValid False" in out and "Correct spec.podTemplate" in out.partition("what to do next")[2]
-
-
-def test_top_once_measures_between_two_polls(cluster: Cluster, shell: Shell) -> None:
-    cluster.create()
-    cluster.play_controllers()
-    eventually(lambda: cluster.ready().get("status") == "True")
-    code, out, _ = shell("top", "--once", "--interval", "0.1", "-n", cluster.namespace)
-    assert code == 0 and "TOKENS/S" in out and "qwen 1/1 Serving" in out
-
-
 def account(server: apiserver.ApiServer, namespace: str, folder: Path, *rules: Any) -> Path:
     """A kubeconfig of a ServiceAccount that may do no more than `rules` in its namespace."""
     core, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
@@ -222,10 +170,23 @@ def account(server: apiserver.ApiServer, namespace: str, folder: Path, *rules: A
     return path
 
 
-def test_missing_rights_are_named_and_the_rest_is_shown(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
+def test_a_ready_service_is_told_without_figures_and_without_rights_too(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": "hf_secret"}}
+    cluster.server.create(cluster.path("secrets"), secret)
     cluster.create(model={"secretRef": {"name": "hub"}})
     cluster.play_controllers()
     eventually(lambda: cluster.ready().get("status") == "True")
+    code, out, _ = shell("explain", "qwen", "-n", cluster.namespace)
+    assert code == 0 and "is ready" in out and "✓ Ready True" in out and "Nothing: the service is ready" in out
+    code, out, _ = shell("top", "--once", "--interval", "0.1", "-n", cluster.namespace)
+    assert code == 0 and "TOKENS/S" in out and "qwen 1/1 Serving" in out
+
+    other = f"{cluster.namespace}-unwatched"
+    cluster.server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
+    cluster.server.create(f"/apis/fairlead.dev/v1alpha1/namespaces/{other}/inferenceservices", manifest("qwen", other))
+    code, out, _ = shell("explain", "qwen", "-n", other)
+    assert code == 1 and "no operator has seen it" in out and "Check that fairlead-operator runs" in out
+
     rule = {"apiGroups": ["fairlead.dev"], "resources": ["inferenceservices"], "verbs": ["get", "list"]}
     config = str(account(cluster.server, cluster.namespace, tmp_path, rule))
     code, out, _ = shell("status", "--kubeconfig", config)
@@ -234,6 +195,11 @@ def test_missing_rights_are_named_and_the_rest_is_shown(cluster: Cluster, shell:
     assert code == 0 and "list pods: not permitted; ask" in out and "get secrets" in out
     code, _, err = shell("status", "-A", "--kubeconfig", config)
     assert code == 2 and "you may not list inferenceservices.fairlead.dev in all namespaces (or name one with -n)" in err
+
+    ready = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.play_kubelet("qwen-router-x", ready, "router")
+    code, out, _ = shell("status", "-n", cluster.namespace)
+    assert code == 0 and "└ qwen-router-x Ready" in out and "no live figures:" in out, "the API server does not reach the router"
 
 
 def test_errors_say_what_is_missing(

@@ -1,4 +1,4 @@
-"""Kubernetes' own controllers (HPA, Deployment, ReplicaSet) beside the operator: which one decides, and which pod goes. No node runs."""
+"""Kubernetes' own controllers (HPA, Deployment, ReplicaSet, Job) beside the operator: which one decides, and which pod goes."""
 
 import ssl
 import subprocess
@@ -18,11 +18,12 @@ from tests.operator.support.stub_server import StubServer
 from tests.servers.redis_server import free_port
 
 from fairlead_operator.api.crd import custom_resource_definition
+from fairlead_operator.polling import pod_events
 from fairlead_operator.scaling.costs import ANNOTATION
 
 GROUP = "external.metrics.k8s.io"
 RUNNING = {"phase": "Running", "podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}], "conditions": [{"type": "Ready", "status": "True"}]}
-CONTROLLERS = "horizontal-pod-autoscaler-controller,deployment-controller,replicaset-controller"
+CONTROLLERS = "horizontal-pod-autoscaler-controller,deployment-controller,replicaset-controller,job-controller,resourcequota-controller"
 
 
 class Metrics:
@@ -65,33 +66,39 @@ class Metrics:
         self._server.close()
 
 
-@pytest.fixture
-def metrics(tmp_path: Path) -> Iterator[Metrics]:
-    made = Metrics(tmp_path)
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metrics]:
+    made = Metrics(tmp_path_factory.mktemp("metrics"))
     yield made
     made.close()
 
 
-@pytest.fixture
-def controlled(metrics: Metrics, tmp_path: Path) -> Iterator[apiserver.ApiServer]:
-    """An API server of the test's own, since controllers act on all that there is."""
+@pytest.fixture(scope="module")
+def controlled(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[apiserver.ApiServer]:
+    """An API server of these tests' own, since controllers act on all that there is."""
     manager = apiserver.program("kube-controller-manager")
     problem = apiserver.missing() or ("" if manager else "kube-controller-manager not found: run `make kubernetes` once")
     if problem:
         pytest.skip(problem)
+    folder = tmp_path_factory.mktemp("manager")
     with apiserver.start() as server:
         server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
         wait_for_crd(server)
         metrics.register(server)
         flags = [f"--kubeconfig={server.kubeconfig}", f"--controllers={CONTROLLERS}", "--leader-elect=false", "--bind-address=127.0.0.1"]
-        flags += [f"--secure-port={free_port()}", f"--cert-dir={tmp_path / 'manager'}", "--horizontal-pod-autoscaler-sync-period=1s"]
-        with (tmp_path / "manager.log").open("wb") as log:
+        flags += [f"--secure-port={free_port()}", f"--cert-dir={folder}", "--horizontal-pod-autoscaler-sync-period=300ms"]
+        with (folder / "log").open("wb") as log:
             process = subprocess.Popen([str(manager), *flags], stdout=log, stderr=log)
         try:
             yield server
         finally:
             process.kill()
             process.wait()
+
+
+def make_namespace(server: apiserver.ApiServer, name: str) -> Cluster:
+    server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return Cluster(server, name)
 
 
 def autoscaler() -> dict[str, Any]:
@@ -108,12 +115,10 @@ def autoscaler() -> dict[str, Any]:
 
 
 def test_an_hpa_decides_alone_and_the_replica_set_deletes_the_cheapest_pods(
-    controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+    controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
     namespace = "hpa"
-    controlled.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    cluster = Cluster(controlled, namespace)
+    cluster = make_namespace(controlled, namespace)
 
     def pods(component: str) -> list[Any]:
         found = controlled.get(cluster.path("pods") + f"?labelSelector=app.kubernetes.io/component={component}")["items"]
@@ -153,3 +158,26 @@ def test_an_hpa_decides_alone_and_the_replica_set_deletes_the_cheapest_pods(
         path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers/qwen"
         said = {one["type"]: one["status"] for one in controlled.get(path)["status"]["conditions"]}
         assert said["AbleToScale"] == said["ScalingActive"] == "True"
+
+
+def test_a_quota_that_keeps_a_download_away_is_a_fault_until_the_pod_template_gives_what_it_wants(
+    controlled: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.5)
+    monkeypatch.setattr(pod_events, "PERIOD", 0.5)
+    cluster = make_namespace(controlled, "quota")
+
+    def pods() -> list[str]:
+        return [one["metadata"]["name"] for one in controlled.get(cluster.path("pods"))["items"] if "-prefetch-" in one["metadata"]["name"]]
+
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": {"limits.cpu": "2"}}}
+    controlled.create(cluster.path("resourcequotas"), quota)  # the Job's own limit is 4
+    eventually(lambda: (cluster.get("resourcequotas", "team").get("status") or {}).get("hard"))
+    with run_operator(controlled.kubeconfig, cluster.namespace, router.url):
+        cluster.create(replicas=0, model={"cache": {"persistentVolumeClaim": {"claimName": "models"}, "prefetch": "Enabled"}})
+        eventually(lambda: cluster.condition("ModelCached").get("reason") == "QuotaExceeded")
+        words = "lower resources.limits.cpu of container worker in spec.podTemplate"
+        assert words in cluster.condition("ModelCached")["message"] and not pods()
+        own = {"name": "worker", "resources": {"limits": {"cpu": "2"}}}
+        cluster.patch("inferenceservices", "qwen", {"spec": {"podTemplate": {"spec": {"containers": [own]}}}})
+        eventually(lambda: len(pods()) == 1 and cluster.condition("ModelCached")["reason"] == "Starting")

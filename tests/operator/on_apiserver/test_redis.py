@@ -31,7 +31,6 @@ def test_secrets_users_rotation_and_a_restarted_redis(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "PERIOD", 0.1)
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "operator", "namespace": namespace}, "spec": DEPLOYMENT}
     own_deployment = server.create(cluster.path("deployments"), body)
@@ -64,10 +63,9 @@ def test_secrets_users_rotation_and_a_restarted_redis(
 
 
 def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter
 ) -> None:
     """As docs/operate/upgrade.md has it for an upgrade: the routers by their ControllerRevision."""
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
     def args() -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.operator.support import apiserver
 from tests.operator.support.cluster import CHILDREN, Cluster, eventually
 from tests.operator.support.manifests import manifest
@@ -14,7 +13,7 @@ from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube.difference import is_unchanged, with_digest
 
-SERVICES = 20
+SERVICES = 6
 TEMPLATE = {
     "spec": {
         "nodeSelector": {"a": "b"},
@@ -38,7 +37,7 @@ def versions(cluster: Cluster, names: list[str]) -> dict[str, str]:
 
 
 def test_a_restart_with_nothing_to_do_writes_nothing(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path
 ) -> None:
     cluster = Cluster(server, namespace)
     names = [f"s{number}" for number in range(SERVICES)]
@@ -49,12 +48,10 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
         return all((cluster.get("inferenceservices", name).get("status") or {}).get("conditions") for name in names)
 
     first, second = (server.kubeconfig_of(user, tmp_path) for user in ("operator-a", "operator-b"))
-    monkeypatch.setenv("KUBECONFIG", str(first))
     with run_operator(first, namespace, router.url):
         eventually(settled, within=60)
     before = versions(cluster, names)
     assert len(before) == SERVICES * (len(CHILDREN) + 3), "children, two revisions and the service"
-    monkeypatch.setenv("KUBECONFIG", str(second))
     with run_operator(second, namespace, router.url):
         # A pass is seen by its effect: the last service is new, and loops start in the order of the list.
         server.create(cluster.path("inferenceservices"), manifest("zz", namespace, **SPEC))
@@ -69,37 +66,30 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
     assert sum(after[uid] != version for uid, version in before.items()) == SERVICES, "our test's own annotation"
 
 
-@pytest.mark.parametrize(
-    ("plural", "name", "change"),
-    [
-        ("deployments", "qwen-worker", {"spec": {"replicas": 5}}),
-        ("deployments", "qwen-worker", {"metadata": {"labels": {"app.kubernetes.io/component": None}}}),
-        ("deployments", "qwen-worker", {"spec": {"template": {"spec": {"nodeSelector": None}}}}),
-        ("deployments", "qwen-router", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 2}}}}),
-        ("services", "qwen", {"spec": {"selector": {"app.kubernetes.io/component": "worker"}}}),
-        ("poddisruptionbudgets", "qwen-worker", {"spec": {"maxUnavailable": 0}}),
-        ("serviceaccounts", "qwen", {"automountServiceAccountToken": True}),
-        ("serviceaccounts", "qwen", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
-    ],
-)
-def test_changes_made_while_no_operator_ran_are_reverted(
-    left: tuple[Cluster, StubRouter], plural: str, name: str, change: dict[str, Any]
-) -> None:
-    cluster, router = left
-    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
-        eventually(lambda: cluster.get(plural, name))
-        before = cluster.get(plural, name)
-    cluster.patch(plural, name, change)
-    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
-        eventually(lambda: cut(cluster.get(plural, name), change) == cut(before, change), within=10)
+CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {  # of one service each
+    "size": ("deployments", "size-worker", {"spec": {"replicas": 5}}),
+    "label": ("deployments", "label-worker", {"metadata": {"labels": {"app.kubernetes.io/component": None}}}),
+    "field": ("deployments", "field-worker", {"spec": {"template": {"spec": {"nodeSelector": None}}}}),
+    "bounds": ("deployments", "bounds-router", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 2}}}}),
+    "selector": ("services", "selector", {"spec": {"selector": {"app.kubernetes.io/component": "worker"}}}),
+    "budget": ("poddisruptionbudgets", "budget-worker", {"spec": {"maxUnavailable": 0}}),
+    "account": ("serviceaccounts", "account", {"automountServiceAccountToken": True}),
+    "digest": ("serviceaccounts", "digest", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
+}
 
 
-@pytest.fixture
-def left(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, StubRouter]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def test_changes_made_while_no_operator_ran_are_reverted(server: apiserver.ApiServer, namespace: str, router: StubRouter) -> None:
     cluster = Cluster(server, namespace)
-    cluster.create(**SPEC)
-    return cluster, router
+    for service in CHANGES:
+        server.create(cluster.path("inferenceservices"), manifest(service, namespace, **SPEC))
+    with run_operator(server.kubeconfig, namespace, router.url):
+        before = {service: eventually(lambda at=at: cluster.get(*at[:2])) for service, at in CHANGES.items()}
+    for at in CHANGES.values():
+        cluster.patch(*at)
+    with run_operator(server.kubeconfig, namespace, router.url):
+        for service, (plural, name, change) in CHANGES.items():
+            wanted = cut(before[service], change)
+            eventually(lambda at=(plural, name), change=change, wanted=wanted: cut(cluster.get(*at), change) == wanted)
 
 
 def cut(body: Any, change: Mapping[str, Any]) -> Any:

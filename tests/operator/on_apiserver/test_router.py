@@ -28,14 +28,9 @@ def status(cluster: Cluster) -> Any:
     return cluster.get("inferenceservices", "qwen").get("status") or {}
 
 
-def reason(cluster: Cluster, type_: str) -> str:
-    return next((one["reason"] for one in status(cluster).get("conditions", []) if one["type"] == type_), "")
-
-
 def test_the_autoscaler_sets_the_number_of_routers_within_the_bounds(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(discovery, "PERIOD", 0.3)
     cluster = Cluster(server, namespace)
     with run_operator(server.kubeconfig, namespace, router.url):
@@ -65,29 +60,23 @@ def test_the_autoscaler_sets_the_number_of_routers_within_the_bounds(
         eventually(lambda: routers(cluster) == 2)
 
 
-def test_disruption_budgets_are_accepted(
-    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    cluster = Cluster(server, namespace)
-    with run_operator(server.kubeconfig, namespace, router.url):
-        cluster.create()
-        eventually(lambda: cluster.get("poddisruptionbudgets", "qwen-worker"))
+def test_disruption_budgets_are_accepted(cluster: Cluster) -> None:
+    cluster.create()
+    eventually(lambda: cluster.get("poddisruptionbudgets", "qwen-worker"))
 
-        def bounds() -> dict[str, Any]:
-            spec = cluster.get("poddisruptionbudgets", "qwen-worker")["spec"]
-            return {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec}
+    def bounds() -> dict[str, Any]:
+        spec = cluster.get("poddisruptionbudgets", "qwen-worker")["spec"]
+        return {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec}
 
-        for budget in ({"maxUnavailable": "25%"}, {"minAvailable": "50%"}, {"minAvailable": 1}, {"maxUnavailable": 2}):
-            absent = dict.fromkeys({"minAvailable", "maxUnavailable"} - budget.keys())
-            cluster.patch("inferenceservices", "qwen", {"spec": {"podDisruptionBudget": absent | budget}})
-            eventually(lambda wanted=budget: bounds() == wanted)
+    for budget in ({"maxUnavailable": "25%"}, {"minAvailable": 1}):
+        absent = dict.fromkeys({"minAvailable", "maxUnavailable"} - budget.keys())
+        cluster.patch("inferenceservices", "qwen", {"spec": {"podDisruptionBudget": absent | budget}})
+        eventually(lambda wanted=budget: bounds() == wanted)
 
 
 def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(discovery, "PERIOD", 0.3)
     monkeypatch.setattr(gateways, "PERIOD", 0.3)
     wanted = (foreign_crds.GATEWAY_API, foreign_crds.GATEWAYS, foreign_crds.BACKEND_POLICIES, foreign_crds.CERTIFICATES)
@@ -100,7 +89,7 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
                 router={"tls": {"issuerRef": {"name": "company"}, "caConfigMap": "company-ca"}},
                 exposure={"gateway": {"parentRef": {"name": "web"}, "hostnames": ["llm.example.com"]}},
             )
-            eventually(lambda: reason(cluster, "Degraded") in ("CertManagerMissing", "GatewayApiMissing"))
+            eventually(lambda: cluster.condition("Degraded").get("reason") in ("CertManagerMissing", "GatewayApiMissing"))
             for crd in crds:
                 server.create(CRDS, crd)
             made = eventually(lambda: server.get(f"{certificates}/certificates/qwen-router"))
@@ -108,7 +97,7 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
             policy = eventually(lambda: server.get(f"{routes}/backendtlspolicies/qwen"))
             assert policy["spec"]["validation"]["hostname"] == f"qwen.{namespace}.svc"
             assert eventually(lambda: server.get(f"{routes}/httproutes/qwen"))["spec"]["rules"][0]["backendRefs"][0]["port"] == 443
-            eventually(lambda: reason(cluster, "GatewayReady") == "GatewayNotFound")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "GatewayNotFound")
             assert status(cluster)["url"] == f"https://qwen.{namespace}.svc/v1" and not status(cluster).get("externalURL")
 
             listener = {"name": "https", "protocol": "HTTPS", "port": 443, "hostname": "*.example.com"}
@@ -120,9 +109,9 @@ def test_certificate_backend_policy_and_gateway_follow_what_the_cluster_serves(
             parents = [{"parentRef": {"name": "web"}, "controllerName": "example.com/gateway", "conditions": [accepted]}]
             patch_status(server, f"{routes}/httproutes/qwen", {"parents": parents})
             patch_status(server, f"{routes}/gateways/web", {"conditions": [condition("Programmed", "False", "AddressNotAssigned")]})
-            eventually(lambda: reason(cluster, "GatewayReady") == "AddressNotAssigned")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "AddressNotAssigned")
             patch_status(server, f"{routes}/gateways/web", {"conditions": [condition("Programmed", "True", "Programmed")]})
-            eventually(lambda: reason(cluster, "GatewayReady") == "Accepted")
+            eventually(lambda: cluster.condition("GatewayReady").get("reason") == "Accepted")
 
             cluster.patch("inferenceservices", "qwen", {"spec": {"router": {"tls": None}}})
             eventually(lambda: server.get(f"{certificates}/certificates/qwen-router") is None)

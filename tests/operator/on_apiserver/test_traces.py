@@ -10,7 +10,6 @@ from tests.servers.otlp_receiver import otlp_receiver
 def test_a_new_service_is_one_trace_with_the_writes_of_its_children(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     with otlp_receiver() as receiver, run_operator(server.kubeconfig, namespace, router.url, otlp_endpoint=receiver.endpoint):
         Cluster(server, namespace).create()

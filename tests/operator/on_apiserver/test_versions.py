@@ -47,8 +47,7 @@ def update(server: apiserver.ApiServer, crd: dict[str, Any]) -> None:
     assert code == 200, answer
 
 
-def test_a_stored_service_becomes_v1_without_a_restart(alone: apiserver.ApiServer, router: StubRouter, monkeypatch: Any) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(alone.kubeconfig))
+def test_a_stored_service_becomes_v1_without_a_restart(alone: apiserver.ApiServer, router: StubRouter) -> None:
     for crd in (custom_resource_definition(), profile_definition()):
         alone.create(CRDS, crd)
     wait_for_crd(alone)

@@ -92,7 +92,6 @@ def test_it_runs_says_so_and_ends_cleanly(
             [*FLAGS, "--default-gpus=-1"],
             "--default-gpus or FAIRLEAD_DEFAULT_GPUS: Input should be greater than or equal to 0 (given: '-1')",
         ),
-        ([*FLAGS, "--image-pull-policy=Sometimes"], "--image-pull-policy"),
         ([*FLAGS, "--nonsense=1"], "unrecognized arguments: --nonsense=1; fairlead-operator --help lists the flags\n"),
         ([*FLAGS, "--redis-url=redis://:hunter2@r:6379"], "--redis-url or FAIRLEAD_REDIS_URL: Value error, contains a password"),
     ],

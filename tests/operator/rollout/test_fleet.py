@@ -86,9 +86,8 @@ def roll_with_kills(fleet: Fleet, check: Limits, images: dict[str, str], until: 
     fleet.api.kill_at = -1
 
 
-@pytest.mark.timeout(1800)  # a minute on a free core
-def test_two_hundred_services_stop_at_a_bad_image_and_every_one_still_serves() -> None:
-    fleet = make_fleet(1, 200, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
+def test_a_fleet_stops_at_a_bad_image_and_every_service_still_serves() -> None:
+    fleet = make_fleet(1, 30, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
     check, names = Limits(fleet), sorted(key[1] for key in fleet.api.objects if key[0] == "InferenceService")
 
     def has_stopped() -> bool:
@@ -96,7 +95,7 @@ def test_two_hundred_services_stop_at_a_bad_image_and_every_one_still_serves() -
 
     roll_with_kills(fleet, check, BAD, has_stopped, every=40)
     phases, kills = fleet.phases(), fleet.kills
-    assert phases["Waiting"] > 100 and phases["Failed"] <= 12, phases
+    assert phases["Waiting"] > 10 and phases["Failed"] <= 12, phases
     assert all(fleet.images(name) <= {"worker:1"} for name in names), "those that failed are back at the image that serves"
     failed, waiting = (next(name for name in names if fleet.update(name)["phase"] == phase) for phase in ("Failed", "Waiting"))
     assert fleet.images(failed, "router") == {"control:1"}, "their routers too"
@@ -112,11 +111,10 @@ def test_two_hundred_services_stop_at_a_bad_image_and_every_one_still_serves() -
     assert kills >= 1
 
 
-@pytest.mark.timeout(1800)  # a minute on a free core
-def test_two_hundred_services_take_new_images_within_the_limits_while_the_operator_is_killed() -> None:
-    fleet = make_fleet(2, 200, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
+def test_a_fleet_takes_new_images_within_the_limits_while_the_operator_is_killed() -> None:
+    fleet = make_fleet(2, 40, WaveLimits(max_services=12, max_surge_gpus=10, observation_seconds=4.0))
     check, began, written = Limits(fleet), fleet.api.now, len(fleet.api.writes)
-    roll_with_kills(fleet, check, GOOD, lambda: is_at(fleet, "worker:2", "control:2"), every=400)
+    roll_with_kills(fleet, check, GOOD, lambda: is_at(fleet, "worker:2", "control:2"), every=100)
     print(f"{len(fleet.api.writes) - written} writes, {fleet.kills} kills, at most {check.most}, {fleet.api.now - began:.0f} simulated s")
     assert fleet.kills >= 2
     assert check.most == {"services": 12, "gpus": 10}, "the limits are used, and never exceeded"

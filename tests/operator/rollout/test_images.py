@@ -214,22 +214,6 @@ def test_a_held_update_counts_the_gpu_of_a_surge_worker_that_comes_later() -> No
     assert fleet.update("a")["held"] and fleet.update("a")["surgeGPUs"] == 0, "it is given back with the worker"
 
 
-def test_a_fleet_with_canaries_goes_back_from_a_bad_image_and_takes_a_good_one() -> None:
-    fleet = begin(WaveLimits(observation_seconds=0.0), rollout={"engineVersion": "Auto", "canary": CANARY, "progressDeadlineSeconds": 120})
-    fleet.restart(worker_image="worker:bad", router_image="control:1")
-    fleet.run(600.0, until=lambda: fleet.update("qwen").get("phase") == "Failed")
-    assert fleet.update("qwen")["phase"] == "Failed" and running(fleet) == ({"worker:1"}, {"control:1"})
-    fleet.restart(worker_image="worker:2", router_image="control:1")
-    fleet.run(600.0, until=lambda: fleet.status("qwen").get("canary", {}).get("phase") == "Paused")
-    named = fleet.status("qwen")["canary"]["revision"]
-    assert fleet.images("qwen") == {"worker:1"} and fleet.images("qwen", "worker-canary") == {"worker:2"}
-    fleet.edit("qwen", rollout={"canary": CANARY | {"promotedRevision": named}})
-    fleet.run(600.0, until=lambda: fleet.update("qwen")["phase"] == "Current")
-    assert running(fleet) == ({"worker:2"}, {"control:1"}) and fleet.update("qwen")["phase"] == "Current"
-    fleet.run(60.0)
-    assert ("Deployment", "qwen-worker-canary") not in fleet.api.objects
-
-
 def test_what_shapes_a_revision_and_what_does_not() -> None:
     plain, auto = service(), service(rollout={"engineVersion": "Auto"})
     restarted = service(rollout={"restartedAt": "2026-01-01T00:00:00Z"})

@@ -18,7 +18,7 @@ from fairlead_operator.reconcile import applier
 from fairlead_operator.rollout import node_capacity as room
 from fairlead_operator.rollout import step, strategy
 
-SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "16"))  # more of them: a longer search
+SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "10"))  # more of them: a longer search
 QUIET = 300.0  # seconds in which nothing may be written any more
 ROLLOUT = {"progressDeadlineSeconds": 120, "drainTimeoutSeconds": 60}
 

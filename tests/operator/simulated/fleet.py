@@ -117,10 +117,6 @@ class Fleet:
         self._busy: dict[str, float] = {}  # Deployment → until when its controller looks at it
         self.api.observe = self._watch
 
-    def create(self, name: str, **spec: Any) -> None:
-        self.api.put(manifest(name, **spec))
-        self.restart()
-
     def create_all(self, specs: Mapping[str, dict[str, Any]]) -> None:
         for name, spec in specs.items():
             self.api.put(manifest(name, **spec))

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.operator.simulated.api import Api, Body
 from tests.operator.simulated.deployments import ReplicaSet
@@ -26,9 +25,6 @@ class Pod:
     ready: float | None = None
     try_at: float = 0.0
     gone_at: float = 0.0
-
-    def __deepcopy__(self, memo: Any) -> "Pod":
-        return self
 
 
 @dataclass(eq=False)

@@ -53,13 +53,6 @@ def test_weights_are_ready_when_every_worker_has_them() -> None:
     assert condition(zero, "WeightsReady") == ("False", "ScaledToZero")
 
 
-def test_a_refused_model_sets_ready_weightsready_and_degraded() -> None:
-    last = {"exitCode": 1, "message": "cannot load model hf://org/m: the repository is gated (403): accept its terms"}
-    plan = look(Observed(LOADING, pods=(pod(revision=REVISION, containerStatuses=[container({"terminated": last})]),)), replicas=2)
-    assert {condition(plan, kind)[1] for kind in ("Ready", "WeightsReady", "Degraded")} == {"HubForbidden"}
-    assert condition(plan, "PodTemplateValid") == ("True", "Accepted")
-
-
 def test_a_template_that_is_refused_or_whose_pods_are_is_not_valid() -> None:
     refused = Observed(refusals={"Deployment/qwen-worker": 'field not declared in schema: "imagePullPolice"'})
     template = {"spec": {"containers": [{"name": "worker", "imagePullPolice": "x"}]}}
@@ -72,32 +65,12 @@ def test_a_template_that_is_refused_or_whose_pods_are_is_not_valid() -> None:
     assert condition(plan, "PodTemplateValid") == ("False", "PodSecurity")
 
 
-def test_the_event_of_a_stuck_pod_is_the_reason() -> None:
-    hangs = pod("a", revision=REVISION, conditions=[{"type": "PodScheduled", "status": "True"}])
-    events = {"a": PodEvent("FailedMount", 'secret "keys" not found')}
-    plan = look(Observed(LOADING, pods=(hangs,), pod_events=events), replicas=2)
-    assert condition(plan, "Ready") == ("False", "FailedMount") and "Create the Secret keys" in words(plan, "Ready")
-
-
 def test_a_paused_deployment_is_reported_with_the_remedy() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["spec"]["paused"] = True
     plan = look(Observed({**SERVING, "worker": paused}))
     assert condition(plan, "Progressing") == ("False", "RolloutPaused")
     assert "kubectl rollout resume deployment/qwen-worker" in words(plan, "Progressing")
-
-
-def test_an_unresponsive_controller_wakes_the_reconciler_and_is_a_fault_later() -> None:
-    unseen = deployment("worker", 1)
-    unseen["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
-    unseen["status"] = {}
-    early = look(Observed({**SERVING, "worker": unseen}), seconds=1)
-    assert condition(early, "Ready") == ("False", "Starting") and early.wake_at == NOW.timestamp() + 60
-    late = look(Observed({**SERVING, "worker": unseen}), seconds=60, before=early)
-    assert condition(late, "Ready") == ("False", "ControllerNotResponding") and condition(late, "Degraded") == (
-        "True",
-        "ControllerNotResponding",
-    )
 
 
 def test_a_pod_that_does_not_end_is_a_fault_of_a_service_that_is_ready() -> None:
@@ -125,19 +98,6 @@ def test_a_worker_that_stays_not_ready_is_a_fault() -> None:
     assert condition(look(Observed(LOADING, pods=loading), seconds=900, replicas=2), "Degraded")[0] == "False", "a load may take long"
     back = look(Observed({**SERVING, "worker": deployment("worker", 10)}, probe=PROVEN), seconds=130, before=late, replicas=10)
     assert condition(back, "Ready") == ("True", "Serving") and condition(back, "Degraded") == ("False", "AsExpected")
-
-
-def test_a_canary_that_waits_for_its_predecessor_is_not_unresponsive() -> None:
-    canary = deployment("worker-canary", 1)
-    canary["metadata"] |= {"name": "qwen-worker-canary", "creationTimestamp": "2026-01-01T11:00:00Z"}
-    canary["spec"]["selector"]["matchLabels"] = {"app.kubernetes.io/component": "worker", "fairlead.dev/track": "canary"}
-    canary["status"] = {"observedGeneration": 1}
-    going = pod("before", phase="Running")
-    going["metadata"] |= {"deletionTimestamp": "2026-01-01T12:30:00Z"}
-    going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
-    seen = {**SERVING, "worker-canary": canary}
-    assert condition(look(Observed(seen, pods=(going,), probe=PROVEN)), "Degraded") == ("False", "AsExpected")
-    assert condition(look(Observed(seen, probe=PROVEN)), "Degraded") == ("True", "ControllerNotResponding")
 
 
 def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from fairlead_operator.status.conditions import find
 from .histories import DEADLINE, FAULTS, SILENT, START, World
 from .kstatus import compute_kstatus
 
-HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "200"))
+HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "60"))
 STEPS = 40
 GRACE = 600  # seconds that capacity may be missing outside of a step
-BATCH = 50  # histories of one test
+BATCH = 30  # histories of one test
 _WAITS = (1.0, 5.0, 30.0, 60.0, 130.0, 310.0)
 
 

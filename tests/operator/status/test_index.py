@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.status.test_conditions import condition
 from tests.operator.support.manifests import SETTINGS, deployment, pod, service
 from tests.operator.support.stub_server import StubServer
 
@@ -17,7 +18,6 @@ from fairlead_operator.observed import Observed, ObservedIndex, ObservedRedis, P
 from fairlead_operator.polling.index import IndexPoller
 from fairlead_operator.polling.prober import Prober, RouterUnavailable
 from fairlead_operator.status import index as index_status
-from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
@@ -28,12 +28,6 @@ def look(seen: ObservedIndex | None, before: Desired | None = None, seconds: flo
     observed = Observed(SERVING | deployments, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=seen)
     status = before.status.model_dump(by_alias=True, mode="json") if before else None
     return desired(service(status=status), observed, SETTINGS, NOW + timedelta(seconds=seconds))
-
-
-def condition(plan: Desired, kind: str) -> tuple[str, str]:
-    found = find(plan.status.conditions, kind)
-    assert found is not None
-    return found.status, found.reason
 
 
 def test_an_unavailable_index_is_a_fault_and_the_service_stays_ready() -> None:

@@ -133,30 +133,6 @@ def test_ready_is_never_true_without_ready_pods(workers: Any, routers: Any, prob
     assert again.status == plan.status, "nothing new seen, nothing new said: no write"
 
 
-STATES = [
-    container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"terminated": FAILED}, restartCount=1),
-    container({"running": {}}, {"terminated": FAILED}, restartCount=2, started=False),
-    container({"terminated": FAILED}, {"terminated": FAILED}, restartCount=2),
-    container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}, {"terminated": FAILED}, restartCount=2),
-]
-
-
-def test_a_crash_loop_is_one_cause_in_all_of_its_states() -> None:
-    seen = {causes.find_pod_cause(pod(phase="Running", containerStatuses=[state])) for state in STATES}
-    (cause,) = seen
-    assert cause is not None and cause.fault and cause.reason == "CrashLoopBackOff" and "ValueError: no such model" in cause.message
-
-
-def test_quota_and_stalled_rollouts_are_named() -> None:
-    quota = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
-    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, updated=0, conditions=[quota])}))
-    assert ready(plan) == ("False", "QuotaExceeded")
-    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
-    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, conditions=[late])}))
-    progressing = find(plan.status.conditions, "Progressing")
-    assert progressing is not None and (progressing.status, progressing.reason) == ("False", "ProgressDeadlineExceeded")
-
-
 def test_pods_of_the_desired_revision_come_first_and_terminating_ones_are_ignored() -> None:
     wanted = worker_revision(service())
     old = pod("a-old", revision="old", phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "old"}})])

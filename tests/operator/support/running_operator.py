@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.config import OperatorConfig
@@ -52,7 +53,10 @@ class StubRouter:
 
 @contextmanager
 def run_operator(kubeconfig: Path, namespace: str, router_url: str, *, prober: Prober | None = None, **flags: object) -> Iterator[None]:
-    """Runs while the context lasts; an operator that ends by itself fails the test. `prober`: in place of one that asks `router_url`."""
+    """Runs while the context lasts, with KUBECONFIG for kopf and kubectl. An operator that ends by itself fails the test.
+
+    `prober`: in place of one that asks `router_url`.
+    """
     flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", "hub_endpoint": "", **flags}
     flags = {"namespaces": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags}
     config = OperatorConfig(**cast(Any, flags))
@@ -68,11 +72,14 @@ def run_operator(kubeconfig: Path, namespace: str, router_url: str, *, prober: P
             loop.close()
 
     thread = threading.Thread(target=run, name="operator")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KUBECONFIG", str(kubeconfig))
     thread.start()
     try:
         yield
         assert not ended, ended
     finally:
+        patch.undo()
         if thread.is_alive():
             loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=30)

@@ -51,8 +51,9 @@ def expected(alert: str, labels: dict[str, str], value: str) -> dict[str, Any]:
 
 
 def written(alert: str, case: Fires | Silent) -> dict[str, Any]:
-    """Return the case as promtool's. A healthy service beside the faulty one never has an alert."""
-    series = {**Fleet("calm").healthy(), **Fleet().healthy(), **healthy_operator(), **case.series}
+    """Return the case as promtool's. Where an alert fires, a healthy service beside the faulty one has none."""
+    calm = Fleet("calm").healthy() if isinstance(case, Fires) else {}
+    series = {**calm, **Fleet().healthy(), **healthy_operator(), **case.series}
     begins = case.at if isinstance(case, Fires) else MINUTES
     checks = [(time, alert, []) for time in TIMES if time < begins]
     if isinstance(case, Fires):
@@ -82,11 +83,9 @@ def test_an_alert_fires_exactly_for_what_it_names(alert: str, rule_file: Path) -
     promtool("test", "rules", str(path))
 
 
-def test_each_alert_has_cases_and_a_runbook() -> None:
+def test_each_alert_has_cases() -> None:
     assert list(CASES) == ALERTS
-    anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE.read_text(), re.M)}
     for alert, cases in CASES.items():
         assert sum(isinstance(case, Fires) for case in cases) >= 1, f"{alert}: no series at which it fires"
         assert sum(isinstance(case, Silent) for case in cases) >= 3, f"{alert}: fewer than three near misses"
         assert len({case.title for case in cases}) == len(cases), alert
-        assert rules()[alert]["annotations"]["runbook_url"].rpartition("#")[2] in anchors, f"{alert}: no heading in {PAGE.name}"

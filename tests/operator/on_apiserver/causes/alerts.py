@@ -30,11 +30,6 @@ def check(folder: Path, expected: Mapping[str, Iterable[str]], operator: str, ro
     promtool("test", "rules", str(folder / "test.yaml"))
 
 
-def runbook(alert: str) -> str:
-    """Return the anchor of the alert's runbook_url."""
-    return str(rules()[alert]["annotations"]["runbook_url"]).rpartition("#")[2]
-
-
 def _alert(alert: str, labels: dict[str, str]) -> dict[str, Any]:
     rule = rules()[alert]
     summary = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], rule["annotations"]["summary"])

@@ -66,12 +66,7 @@ CREATION = (
         prepare=_restrict,
         spec={"podTemplate": {"spec": {"hostNetwork": True}}},
     ),
-    Row(
-        "An admission policy refuses the pods",
-        "AdmissionDenied",
-        "Change the refused part of spec.podTemplate",
-        prepare=_refuse_pods,
-    ),
+    Row("An admission policy refuses the pods", "AdmissionDenied", "Change the refused part of spec.podTemplate", prepare=_refuse_pods),
     Row(
         "`podTemplate` names a PriorityClass that does not exist",
         "FailedCreate",
@@ -90,16 +85,6 @@ CREATION = (
         "Correct spec.podTemplate",
         spec={"podTemplate": {"spec": {"containers": [{"name": "worker", "imagePullPolice": "Never"}]}}},
     ),
-    Row(
-        "A ResourceQuota refuses the Services of the service",
-        "ApplyFailed",
-        "Raise the ResourceQuota team",
-        prepare=_limit_services,
-    ),
-    Row(
-        "A Service of this name exists already",
-        "ApplyFailed",
-        "delete it, or give the service another name",
-        prepare=_take_name,
-    ),
+    Row("A ResourceQuota refuses the Services of the service", "ApplyFailed", "Raise the ResourceQuota team", prepare=_limit_services),
+    Row("A Service of this name exists already", "ApplyFailed", "delete it, or give the service another name", prepare=_take_name),
 )

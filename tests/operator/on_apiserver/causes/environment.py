@@ -28,6 +28,7 @@ from fairlead.kube.facts import read_facts
 from fairlead_operator import run
 from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.api.profile import profile_definition
+from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.causes import unresponsive
 from fairlead_operator.kube.leader_election import LeaderElector, Timing
 from fairlead_operator.polling import index, pod_events
@@ -42,7 +43,7 @@ from .worker_errors import WorkerErrors
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CONTROLLERS = ("deployment", "replicaset", "job", "resourcequota", "horizontal-pod-autoscaler", "resourceclaim")
 BASE = {"routing": {"replicas": 1}}
-MANY = 8  # rows at the same time
+MANY = 16  # rows at the same time
 
 
 class Environment:
@@ -102,14 +103,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment
     health, stub = free_port(), StubRouter()
     prober = ServiceProber(stub.url)
     flags = ["--horizontal-pod-autoscaler-sync-period=1s", "--resource-quota-sync-period=2s"]
-    with (
-        Hub(folder / "hub") as hub,
-        StubServer(_refuse) as store,
-        Network(prober) as network,
-        apiserver.start() as server,
-    ):
+    with Hub(folder / "hub") as hub, StubServer(_refuse) as store, Network(prober) as network, apiserver.start() as server:
         errors = WorkerErrors(folder / "errors", hub.url, store.url)
-        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         for definition in (custom_resource_definition(), profile_definition()):
             server.create(CRDS, definition)
         apiserver.wait_for_crd(server)
@@ -118,14 +113,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment
         with (
             controllers.run_components(server, folder, names, *flags) as processes,
             run_operator(
-                server.kubeconfig,
-                "",
-                stub.url,
-                prober=prober,
-                lease_namespace="default",
-                default_gpus=0,
-                health_port=health,
-                redis_url="",
+                server.kubeconfig, "", stub.url, prober=prober, lease_namespace="default", default_gpus=0, health_port=health, redis_url=""
             ),
         ):
             made = Environment(server, network, errors, folder, f"http://127.0.0.1:{health}/metrics")
@@ -153,6 +141,9 @@ def _shorten_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module, name, value in seconds:
         monkeypatch.setattr(module, name, value)
+    shorter = {30: 12}  # the least of the CRD; a Deployment's must be more than its minReadySeconds
+    deadline = property(lambda self: shorter.get(given := self.__dict__["progress_deadline_seconds"], given))
+    monkeypatch.setattr(Rollout, "progress_deadline_seconds", deadline, raising=False)
     lasting = partial(LeaderElector, timing=Timing(600.0, 500.0))  # a busy machine must not end this process
     monkeypatch.setattr(run, "LeaderElector", lasting)
 

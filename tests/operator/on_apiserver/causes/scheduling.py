@@ -27,11 +27,7 @@ def _pending(cause: str, next_step: str, *, spec: dict[str, Any], prepare: Calla
 
 
 SCHEDULING = (
-    _pending(
-        "No node has a free GPU",
-        "Free a GPU, add a node with GPUs, or lower spec.replicas",
-        spec={"resources": {"gpus": 1}},
-    ),
+    _pending("No node has a free GPU", "Free a GPU, add a node with GPUs, or lower spec.replicas", spec={"resources": {"gpus": 1}}),
     _pending("No node has this memory", "Lower spec.resources.memory, or add a node", spec={"resources": {"memory": "9Ti"}}),
     _pending(
         "The node has a taint",
@@ -39,14 +35,10 @@ SCHEDULING = (
         spec=select("tainted"),
     ),
     _pending(
-        "The node is cordoned",
-        "Nodes are cordoned: kubectl uncordon NODE when they may be used again",
-        spec=select("cordoned", TOLERATION),
+        "The node is cordoned", "Nodes are cordoned: kubectl uncordon NODE when they may be used again", spec=select("cordoned", TOLERATION)
     ),
     _pending(
-        "The node has reached its limit of pods",
-        "Every suitable node has reached its limit of pods: add a node",
-        spec=select("small"),
+        "The node has reached its limit of pods", "Every suitable node has reached its limit of pods: add a node", spec=select("small")
     ),
     _pending(
         "No node has the labels of `nodeSelector`",

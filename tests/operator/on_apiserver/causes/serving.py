@@ -13,6 +13,7 @@ from .case import Case, ended, now, running, waiting
 from .row import DEGRADED, INDEX, NOT_READY, Row
 
 KEYS = "FairleadKeyFileBroken"
+DEADLINE = {"progressDeadlineSeconds": 30, "surgeTimeoutSeconds": 5}  # environment.py shortens it
 HUB_GATED = "fairlead-worker: cannot load model hf://gated/model: the repository is gated (403): accept its terms on the hub"
 
 
@@ -47,7 +48,7 @@ ROLLOUTS = (
         "ProgressDeadlineExceeded",
         "Undo the edit, or name a kept revision in spec.rollout.revision",
         _roll_out_forever,
-        spec={"rollout": {"progressDeadlineSeconds": 30}},
+        spec={"rollout": DEADLINE},
         condition="Progressing",
         alerts=(DEGRADED,),
     ),
@@ -56,7 +57,7 @@ ROLLOUTS = (
         "CanaryFailed",
         "Edit the spec, or try it again: give spec.rollout.canary.retryToken another value",
         _fail_canary,
-        spec={"rollout": {"progressDeadlineSeconds": 30, "canary": {}}},
+        spec={"rollout": {**DEADLINE, "canary": {}}},
         condition="Progressing",
         alerts=(DEGRADED,),
     ),

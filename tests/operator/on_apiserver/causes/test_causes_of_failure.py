@@ -1,6 +1,5 @@
 """Each cause of failure, produced on a real API server: its condition, Event, alert and runbook, and the next step that `explain` names."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from .refused import REFUSED
 from .table import ROWS
 
 NAMES = {f"cause-{number}": row for number, row in enumerate(ROWS)}
+LONGEST_FIRST = sorted(NAMES.items(), key=lambda item: "rollout" not in item[1].spec)  # with a deadline of 30 s
 
 
 @pytest.mark.timeout(900)
@@ -22,9 +22,9 @@ def test_each_cause_is_reported_with_its_alert_and_the_next_step(
     if problem := controllers.missing():
         pytest.skip(problem)
     with environment.start(tmp_path, monkeypatch) as running:
-        found = running.produce([item for item in NAMES.items() if not item[1].without_controllers])
+        found = running.produce([item for item in LONGEST_FIRST if not item[1].without_controllers])
         running.stop_controllers()
-        found |= running.produce([item for item in NAMES.items() if item[1].without_controllers])
+        found |= running.produce([item for item in LONGEST_FIRST if item[1].without_controllers])
         operator, routers = running.scrape(), running.scrape_routers()
         refusals = {row.cause: running.refusal(row.spec) for row in REFUSED}
     for name, report in found.items():
@@ -38,11 +38,6 @@ def test_each_cause_is_reported_with_its_alert_and_the_next_step(
             assert refused.answer in refusals[refused.cause]
     expected = {alert: [name for name, row in NAMES.items() if alert in row.alerts] for alert in ALERTS}
     alerts.check(tmp_path, expected, operator, routers)
-
-
-def test_each_alert_of_a_cause_has_a_runbook() -> None:
-    anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE.read_text(), re.M)}
-    assert {alerts.runbook(alert) for row in ROWS for alert in row.alerts} <= anchors
 
 
 def test_each_reason_is_on_a_page_of_reasons() -> None:
