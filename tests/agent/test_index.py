@@ -100,8 +100,7 @@ async def test_the_index_shows_a_prompt_before_the_engine_computes_it(
         await eventually(lambda: _is(found(reader, agent, PROMPTS[0]), 0))
         engine.refuses = False
         assert (await agent.complete_tokens(PROMPTS[0])).status_code == 200
-        assert (indexed := agent.agent.indexed) is not None
-        await eventually(lambda: not indexed.promised)
+        await eventually(lambda: agent.agent.indexed is not None and not agent.agent.indexed.promised)
         assert await found(reader, agent, PROMPTS[0]) == whole[0]
         engine.computes.clear()
         lost = asyncio.create_task(agent.complete_tokens(PROMPTS[3]))

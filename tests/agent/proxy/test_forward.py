@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 import msgspec
-import pytest
 from tests.agent.conftest import eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
