@@ -72,6 +72,7 @@ def create(client: httpx.Client, key: str = "", **fields: Any) -> httpx.Response
 
 
 def test_a_conversation_goes_on_at_any_worker_and_router(cluster: tuple[Start, list[WorkerProcess]], tmp_path: Path) -> None:
+    """A router that redirects requests proxies those with stored responses."""
     start, _ = cluster
     (tmp_path / "secret").write_text(SECRET)
     flags = ("--responses-secret-file", str(tmp_path / "secret"))
@@ -86,10 +87,11 @@ def test_a_conversation_goes_on_at_any_worker_and_router(cluster: tuple[Start, l
     items = second.get(f"/v1/responses/{conversation['id']}/input_items").json()["data"]
     assert len(items) == 13, "seven inputs and six outputs"
     assert {second.get(f"/v1/responses/{conversation['id']}").status_code for _ in range(4)} == {200}
-    without = start()
+    without = start("--forwarding-mode", "redirect")
+    assert without.post("/v1/responses", json={"input": "one", "max_output_tokens": 2}).status_code == 307, "nothing is stored"
     assert without.get(f"/v1/responses/{conversation['id']}").status_code == 404, "its secret is its own"
     own = create(without).json()
-    assert [create(without, previous_response_id=own["id"]).status_code for _ in range(2)] == [200] * 2
+    assert [create(without, previous_response_id=own["id"], store=stored).status_code for stored in (True, True, None)] == [200] * 3
     (tmp_path / "secret").write_text("another secret: a rotation")
     assert second.get(f"/v1/responses/{conversation['id']}").status_code == 404
     assert create(second, previous_response_id=create(first).json()["id"]).status_code == 200
@@ -112,12 +114,3 @@ def test_tenants_and_workers_clients_find_nothing_of_each_other(cluster: tuple[S
     assert create(router, ANNA, previous_response_id=id).status_code == 200
     assert router.delete(f"/v1/responses/{id}", headers=headers).json()["deleted"] is True
     assert router.get(f"/v1/responses/{id}", headers=headers).status_code == 404
-
-
-def test_a_router_that_redirects_proxies_what_is_stored(cluster: tuple[Start, list[WorkerProcess]]) -> None:
-    start, _ = cluster
-    router = start("--forwarding-mode", "redirect")
-    assert router.post("/v1/responses", json={"input": "one", "max_output_tokens": 2}).status_code == 307
-    conversation = create(router).json()
-    for _ in range(3):
-        assert create(router, previous_response_id=conversation["id"], store=None).status_code == 200

@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 from tests.cli.processes import find_marked, wait_until_gone
+from tests.router.batch.deployment import create, line, results, wait
 
 from fairlead.local.kubelet import free_port
 from fairlead.main import main
@@ -116,7 +117,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def up(models: Path) -> Iterator[Up]:
-    running = start(models, 2)
+    (models / "batches").mkdir()
+    running = start(models, 2, more="  batch: {storageURI: 'pvc://batches'}\n")
     try:
         yield running
     finally:
@@ -187,6 +189,13 @@ def test_a_stream_arrives_in_several_events(up: Up) -> None:
     assert len(chunks) > 4 and chunks[-1].usage is not None
 
 
+def test_a_batch_runs_locally(up: Up) -> None:
+    with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)) as client:
+        batch = wait(client, create(client, [line(f"r{n}", model="small") for n in range(5)]))
+        assert batch.status == "completed" and results(client, batch.output_file_id).keys() == {f"r{n}" for n in range(5)}
+    assert (up.manifest.parent / "batches" / "files" / str(batch.output_file_id)).exists()
+
+
 def test_verify_checks_a_stream_and_a_cache_hit(up: Up) -> None:
     """What `helm test` runs in its pod."""
     done = subprocess.run(
@@ -215,7 +224,7 @@ def test_status_and_console_show_the_workers_and_the_url(
 def test_an_edited_file_scales_and_an_invalid_one_is_refused_with_the_field_named(up: Up) -> None:
     up.scale(3)
     up.wait(lambda: len(up.usable()) == 3)
-    up.manifest.write_text(MANIFEST.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
+    up.manifest.write_text(up.template.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
     up.wait(lambda: "spec.engine.kvCache.blockTokens" in up.output.read_text())
     assert len(up.usable()) == 3
     up.scale(2)
