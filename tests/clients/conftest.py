@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -45,6 +46,16 @@ async def api(request: pytest.FixtureRequest, deployment: Endpoints) -> AsyncIte
     """Validate every answer: one with a field that the client's types do not allow raises APIResponseValidationError."""
     url = getattr(deployment, request.param)
     client = KINDS[request.param](base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=SECONDS, _strict_response_validation=True)
+    yield client
+    await settled(client.close())
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=THROUGH)
+async def claude(request: pytest.FixtureRequest, deployment: Endpoints) -> AsyncIterator[Any]:
+    import anthropic  # not installed where the frameworks' suites run
+
+    kinds = {"worker": anthropic.Anthropic, "router": anthropic.AsyncAnthropic}
+    client = kinds[request.param](base_url=getattr(deployment, request.param), api_key="none", max_retries=0, timeout=SECONDS)
     yield client
     await settled(client.close())
 

@@ -258,19 +258,3 @@ def test_a_worker_that_cannot_start_ends_the_command_with_the_cause(tmp_path_fac
     said = running.output.read_text()
     assert "pod small-worker-0: exit status" in said and "/none" in said and "Nothing is left running" in said, said
     wait_until_gone(running.mark, seconds=1)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("REPLICAS", "-1", "spec.replicas"),
-        ("engine:", "engin:", "spec.engin"),
-        ("v1alpha1", "v9", "fairlead.dev/v9"),
-        (MANIFEST, "a: [", "not YAML"),
-    ],
-)
-def test_an_invalid_manifest_is_refused(old: str, new: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.yaml").write_text(MANIFEST.replace(old, new).replace("REPLICAS", "1"))
-    with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):
-        main(["up", "-f", str(tmp_path / "m.yaml")])
-    assert named in capsys.readouterr().err

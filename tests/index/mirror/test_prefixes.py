@@ -119,6 +119,9 @@ async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespa
                 expected = [world.expected(world.chain(prompt)) for prompt in world.prompts]
                 if [await reader.match(world.chain(prompt)) for prompt in world.prompts] != expected:
                     return False
+                # at most 8 levels for 6 pods, so this is exact as well
+                if [await reader.deepest(world.chain(prompt), 12, b"", b"") for prompt in world.prompts] != expected:
+                    return False
                 for each in (mirror, *late):
                     await each.wait_until_ready(10)
                     if [each.match(world.chain(prompt)) for prompt in world.prompts] != expected:

@@ -155,26 +155,6 @@ async def test_tls_certificates_in_a_folder_are_reloaded_after_renewal(fleet: Fl
     assert await status(second) == HealthCheckResponse.SERVING
 
 
-async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> None:
-    worker = await fleet.worker()
-    flags = ("--workers", f"static://{worker.address}", "--picker-port", "0", "--picker-tls", "off", "--drain-grace", "0.1")
-    async with router_process(*flags, "--poll-interval", "0.1") as (process, url, lines):
-        port = next(int(found[1]) for line in lines if (found := re.search(r"endpoint picker on \S+:(\d+)", line)))
-        async with gateway(port) as asking, httpx.AsyncClient(base_url=url) as client:
-            await until_ready(client, 200)
-            exchange = asking.exchange()
-            await exchange.request(PATH, prompt())
-            assert (await exchange.picked())[0] == [worker.address]
-            await exchange.streamed()
-            await exchange.respond()
-            process.terminate()
-
-            await eventually(lambda: refuses(asking), "new streams are refused")
-            await exchange.response_body(b"", end=True)
-            await exchange.call.done_writing()
-        assert await process.wait() == 0
-
-
 async def test_a_second_signal_ends_a_picker_that_drains(fleet: Fleet) -> None:
     worker = await fleet.worker()
     flags = ("--workers", f"static://{worker.address}", "--picker-port", "0", "--picker-tls", "off", "--drain-grace", "0.1")
