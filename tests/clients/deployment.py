@@ -49,14 +49,14 @@ TEMPLATE = """\
 
 
 @contextmanager
-def deployed(folder: Path) -> Iterator[Endpoints]:
+def deployed(folder: Path, template: str = TEMPLATE) -> Iterator[Endpoints]:
     """Start everything and wait until it is ready; stop everything on exit."""
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         index = ("--redis-url", redis.url, "--index-namespace", NAMESPACE)
         variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NAMESPACE, "FAIRLEAD_POD_NAME": "pod-0"}
         model = make_model(folder / MODEL, "qwen3", vocab=1024, layers=1)
-        (model / "chat_template.jinja").write_text(TEMPLATE + "{%- if enable_thinking %}{{- '<think>\\n' }}{%- endif %}")
+        (model / "chat_template.jinja").write_text(template)
         worker = WorkerProcess(model, folder / "worker", "--served-model-name", MODEL, **variables)
         stack.callback(worker.kill)
         (folder / "keys.yaml").write_text(_keys())

@@ -5,15 +5,24 @@ from typing import Any
 
 import openai
 import pytest
-from tests.clients.endpoints import MODEL
+from tests.clients.deployment import TEMPLATE, deployed
+from tests.clients.endpoints import MODEL, Endpoints
 
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 """The random model never ends its reasoning, so that answers have nothing else."""
 
 
-@pytest.fixture
-def api(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True) as client:
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    template = TEMPLATE + "{%- if enable_thinking %}{{- '<think>\\n' }}{%- endif %}"
+    with deployed(tmp_path_factory.mktemp("reasoning"), template) as running:
+        yield running
+
+
+@pytest.fixture(params=["worker", "router"])
+def api(request: pytest.FixtureRequest, endpoints: Endpoints) -> Iterator[openai.OpenAI]:
+    url = f"{getattr(endpoints, request.param)}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60, _strict_response_validation=True) as client:
         yield client
 
 
