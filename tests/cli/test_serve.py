@@ -19,6 +19,7 @@ import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
 from tests.cli.remote_models import remote_model
+from tests.gguf_models import small_model, write_gguf
 from tests.real_models import SMOLLM2, real_model
 from tests.servers.package_index import NO_INDEX
 
@@ -210,7 +211,7 @@ def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, replicas:
 
 
 def test_a_gguf_file_is_served_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tiny.Q4_0.gguf").write_bytes(b"GGUF\3" + bytes(19))
+    write_gguf(small_model("llama"), tmp_path / "tiny.Q4_0.gguf", "Q4_0")
     monkeypatch.chdir(tmp_path)
     uri = find_model("tiny.Q4_0.gguf")
     assert (uri, find_served(ServeOptions(model=uri), uri).name) == (f"file://{tmp_path}/tiny.Q4_0.gguf", "tiny.Q4_0")

@@ -108,9 +108,8 @@ async def tls_router(authority: Authority, *flags: str) -> AsyncIterator[tuple[a
         yield process, int(lines[-1].rsplit(":", 1)[1]), lines
     finally:
         if process.returncode is None:
-            process.terminate()
-            async with asyncio.timeout(30):
-                await process.wait()
+            process.kill()
+            await process.wait()
     await reader
 
 
