@@ -14,7 +14,9 @@ import pytest
 from tests.agent.stand_in_engine import FORMAT, StandInEngine, write_model
 from tests.servers.redis_server import RedisServer
 
+from fairlead_agent import server as agent_server
 from fairlead_agent.config import AgentConfig
+from fairlead_agent.kv import follower
 from fairlead_agent.server import AgentServer
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_index.hashing import token_bytes
@@ -31,6 +33,13 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def namespace() -> str:
     return f"tests/{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("START", 0.02), ("WATCH", 0.1), ("FAILURE_LINGER", 0.05), ("LINGER", 0.05)):
+        monkeypatch.setattr(agent_server, f"{name}_SECONDS", seconds)
+    monkeypatch.setattr(follower, "QUIET_SECONDS", 0.05)
 
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str = "") -> None:

@@ -1,17 +1,20 @@
 """The index in Redis equals the engine's cache: through restarts, kill -9 and gaps, and it forgets a worker before its engine ends."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 
+import httpx
+import pytest
 from tests.agent.conftest import LIMIT, RunningAgent, eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine, command, write_model
 from tests.servers.redis_server import RedisServer, free_port
 
-from fairlead_agent.state import SETTLE_SECONDS
+from fairlead_agent import state
 from fairlead_common.prompts.encoder import PromptEncoder, digest
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
@@ -68,8 +71,11 @@ async def test_the_index_finds_what_the_engine_holds(tmp_path: Path, redis: Redi
     await reader.close()
 
 
-async def test_the_index_shows_a_prompt_before_the_engine_computes_it(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+async def test_the_index_shows_a_prompt_before_the_engine_computes_it(
+    tmp_path: Path, redis: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another router's equal prompt then goes to the same engine. The promise ends with a request that is not computed."""
+    monkeypatch.setattr(state, "SETTLE_SECONDS", 0.1)
     reader = IndexReader(redis.url, namespace, deadline=5.0)
     whole = [len(prompt) // BLOCK * BLOCK for prompt in PROMPTS]
     async with pair(tmp_path, redis_url=redis.url, index_namespace=namespace) as (engine, agent):
@@ -94,8 +100,7 @@ async def test_the_index_shows_a_prompt_before_the_engine_computes_it(tmp_path: 
         await eventually(lambda: _is(found(reader, agent, PROMPTS[0]), 0))
         engine.refuses = False
         assert (await agent.complete_tokens(PROMPTS[0])).status_code == 200
-        await asyncio.sleep(SETTLE_SECONDS + 0.2)  # the promise has ended
-        assert agent.agent.indexed is not None and not agent.agent.indexed.promised
+        await eventually(lambda: agent.agent.indexed is not None and not agent.agent.indexed.promised)
         assert await found(reader, agent, PROMPTS[0]) == whole[0]
         engine.computes.clear()
         lost = asyncio.create_task(agent.complete_tokens(PROMPTS[3]))
@@ -193,32 +198,30 @@ async def test_the_agent_runs_an_engine_and_ends_with_it(tmp_path: Path) -> None
             await agent.wait()
 
 
-async def test_an_engine_that_cannot_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "reasons"),
+    [
+        ("raise RuntimeError('no memory for the KV cache')", ["exit status 1", "RuntimeError: no memory for the KV cache"]),
+        # vLLM's engine process stays when its API process is killed, and holds the output open.
+        (
+            "import os, subprocess; subprocess.Popen(['sleep', '600']); print('ready', flush=True); os.kill(os.getpid(), 9)",
+            ["killed by SIGKILL: ready"],
+        ),
+    ],
+    ids=["start", "outlived"],
+)
+async def test_the_end_of_the_engine_is_the_reason_of_the_failure(tmp_path: Path, script: str, reasons: list[str]) -> None:
     flags = ["--model", str(tmp_path), "--host", "127.0.0.1", "--port", str(free_port()), "--termination-log", str(tmp_path / "why")]
-    script = "raise RuntimeError('no memory for the KV cache')"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
-    agent = await asyncio.create_subprocess_exec(*program, env=env)
-    async with asyncio.timeout(60):
-        assert await agent.wait() == 1
-    reason = (tmp_path / "why").read_text()
-    assert "exit status 1" in reason
-    assert "RuntimeError: no memory for the KV cache" in reason
-
-
-async def test_an_engine_whose_own_processes_outlive_it_has_ended(tmp_path: Path) -> None:
-    """vLLM's engine process stays when its API process is killed, and holds the output open."""
-    flags = ["--model", str(tmp_path), "--host", "127.0.0.1", "--port", str(free_port()), "--termination-log", str(tmp_path / "why")]
-    script = "import os, subprocess; subprocess.Popen(['sleep', '600']); print('ready', flush=True); os.kill(os.getpid(), 9)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
     agent = await asyncio.create_subprocess_exec(*program, env=env, start_new_session=True)
     try:
         async with asyncio.timeout(LIMIT):
             assert await agent.wait() == 1
-        assert "killed by SIGKILL: ready" in (tmp_path / "why").read_text()
+        assert all(reason in (tmp_path / "why").read_text() for reason in reasons)
     finally:
-        os.killpg(agent.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
         await agent.wait()
 
 
@@ -232,8 +235,6 @@ async def _has(reader: IndexReader, count: int) -> bool:
 
 
 async def _answers(port: int, path: str) -> bool:
-    import httpx
-
     try:
         async with httpx.AsyncClient() as client:
             return (await client.get(f"http://127.0.0.1:{port}{path}", timeout=5)).status_code == 200

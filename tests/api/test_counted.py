@@ -55,7 +55,7 @@ def test_count_tokens_agrees_with_messages_for_any_body(pair: Pair) -> None:
     bodies = Bodies(pair.worker.client.get("/openapi.json").json(), random.Random(8))
     schema = dict(bodies.operations)[MESSAGES]
     seen = set()
-    for number in range(200):
+    for number in range(100):
         content = bodies.encoded(bodies.body(MESSAGES, schema))
         url = pair.urls[number % 2]
         told, counted = refusal(url, MESSAGES, content), refusal(url, COUNT_TOKENS, content)

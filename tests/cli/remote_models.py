@@ -1,4 +1,4 @@
-"""A model at the other end of hf://, s3:// and oci://: a stand-in of the hub, a real S3 server and a real registry, all on loopback."""
+"""A model at the other end of hf:// and oci://: a stand-in of the hub and a real registry, on loopback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from release.registry import installed_registry, run_registry
-from tests.servers import s3_server
 from tests.worker.weights.hub import Hub
 from tests.worker.weights.images import EMPTY, RAW, TITLE, push
 
@@ -18,15 +17,6 @@ def remote_model(scheme: str, folder: Path) -> Iterator[tuple[str, dict[str, str
     if scheme == "hf":
         with Hub(folder) as hub:
             yield "hf://tiny/model", {"HF_ENDPOINT": hub.url}
-    elif scheme == "s3":
-        if problem := s3_server.install():
-            pytest.skip(f"no S3 server: {problem}")
-        with s3_server.S3Server() as server:
-            server.make("models")
-            for name, content in files.items():
-                server.put("models", f"tiny/{name}", content)
-            keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-            yield "s3://models/tiny", {**keys, "AWS_ENDPOINT_URL": server.url}
     else:
         if (program := installed_registry()) is None:
             pytest.skip("no registry on this machine: make registry")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -33,13 +34,28 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 @pytest.fixture(scope="session", params=THROUGH)
 def url(request: pytest.FixtureRequest, deployment: Endpoints) -> str:
     """The URL of worker and router in turn: a client must not notice which one it uses."""
-    return deployment.worker if request.param == "worker" else deployment.router
+    return getattr(deployment, request.param)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[openai.OpenAI, openai.AsyncOpenAI], ids=["sync", "async"])
-async def api(request: pytest.FixtureRequest, url: str) -> AsyncIterator[openai.OpenAI | openai.AsyncOpenAI]:
+KINDS = {"worker": openai.OpenAI, "router": openai.AsyncOpenAI}
+"""The blocking client asks the worker, the asynchronous one the router."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=THROUGH)
+async def api(request: pytest.FixtureRequest, deployment: Endpoints) -> AsyncIterator[openai.OpenAI | openai.AsyncOpenAI]:
     """Validate every answer: one with a field that the client's types do not allow raises APIResponseValidationError."""
-    client = request.param(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=SECONDS, _strict_response_validation=True)
+    url = getattr(deployment, request.param)
+    client = KINDS[request.param](base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=SECONDS, _strict_response_validation=True)
+    yield client
+    await settled(client.close())
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=THROUGH)
+async def claude(request: pytest.FixtureRequest, deployment: Endpoints) -> AsyncIterator[Any]:
+    import anthropic  # not installed where the frameworks' suites run
+
+    kinds = {"worker": anthropic.Anthropic, "router": anthropic.AsyncAnthropic}
+    client = kinds[request.param](base_url=getattr(deployment, request.param), api_key="none", max_retries=0, timeout=SECONDS)
     yield client
     await settled(client.close())
 

@@ -1,11 +1,9 @@
 """Anthropic's client over messages, blocking and asynchronous, through worker and router alike."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import pytest
-import pytest_asyncio
 from anthropic.types import Message
 from tests.clients.either import all_of, each, opened, settled
 from tests.clients.endpoints import KEY, MODEL, POOR_KEY, Endpoints
@@ -14,16 +12,6 @@ from tests.worker.api.process import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SEA: Any = {"role": "user", "content": "Tell me of the sea."}
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 24, "messages": [SEA], "extra_body": {"temperature": 0}}
-
-
-KINDS = [anthropic.Anthropic, anthropic.AsyncAnthropic]
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=KINDS, ids=["sync", "async"])
-async def claude(request: pytest.FixtureRequest, url: str) -> AsyncIterator[anthropic.Anthropic | anthropic.AsyncAnthropic]:
-    client = request.param(base_url=url, api_key="none", max_retries=0, timeout=60)
-    yield client
-    await settled(client.close())
 
 
 async def create(claude: Any, **options: Any) -> Message:
@@ -120,7 +108,7 @@ async def test_a_client_that_disconnects_is_no_longer_served(claude: Any, deploy
     until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["sync", "async"])
+@pytest.mark.parametrize("kind", [anthropic.Anthropic, anthropic.AsyncAnthropic], ids=["sync", "async"])
 async def test_missing_keys_and_exceeded_rates_raise_anthropics_exceptions(kind: Any, deployment: Endpoints) -> None:
     def client(key: str, base: str = deployment.guarded) -> Any:
         return kind(base_url=base, api_key=key, max_retries=0, timeout=60)

@@ -21,9 +21,7 @@ ENVIRONMENT = OwnEnvironment("clients", HERE / "frameworks" / "requirements.txt"
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1"}
 """The suites contact nothing but the endpoint."""
 SUITES = {
-    "langchain": ["frameworks/test_langchain.py"],
-    "llama_index": ["frameworks/test_llama_index.py"],
-    "litellm": ["frameworks/test_litellm.py"],
+    "frameworks": [f"frameworks/test_{name}.py" for name in ("langchain", "llama_index", "litellm")],
     "openai-2": [path.name for path in sorted(HERE.glob("test_openai_*.py"))],
 }
 

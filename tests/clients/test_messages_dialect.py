@@ -1,7 +1,6 @@
 """Anthropic's client on `/v1/messages` beyond plain text: blocks, output formats, tools, refusals, and the router's view of them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -29,13 +28,6 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-
-
-@pytest.fixture(scope="session")
-def claude(url: str) -> Iterator[anthropic.Anthropic]:
-    """Only the blocking form: test_anthropic.py has both forms of the client."""
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 async def create(claude: Any, **options: Any) -> Message:

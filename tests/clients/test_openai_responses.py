@@ -53,15 +53,20 @@ async def test_a_conversation_is_sent_completely(api: Any) -> None:
 
 
 async def test_a_stream_adds_up_to_the_whole_answer(api: Any) -> None:
-    whole = await create(api)
-    events = await all_of(await settled(api.responses.create(**ASKED, stream=True)))
+    asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = await create(api, **asked)
+    events = await all_of(await settled(api.responses.create(**asked, stream=True)))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
     assert kinds[-4:-1] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
     assert kinds[-1] == f"response.{whole.status}"
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == whole.output_text and len(deltas) > 2
     final = events[-1].response
+    shown = [entry.model_dump() for event in deltas for entry in event.logprobs]
+    assert shown == [entry.model_dump() for entry in final.output[0].content[0].logprobs]
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.output[0].content[0].logprobs)  # type: ignore[union-attr]
     assert final.output_text == whole.output_text and final.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 

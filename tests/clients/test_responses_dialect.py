@@ -1,7 +1,6 @@
 """OpenAI's client on `/v1/responses` beyond plain text: items, log-probabilities, functions, refusals."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -29,13 +28,6 @@ WEATHER = {
 }
 
 
-@pytest.fixture(scope="session")
-def api(url: str) -> Iterator[openai.OpenAI]:
-    """Only the blocking form: test_openai_responses.py has both forms of the client."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True) as client:
-        yield client
-
-
 async def create(api: Any, **options: Any) -> Response:
     response = await settled(api.responses.create(**ASKED | options))
     assert isinstance(response, Response)
@@ -55,21 +47,6 @@ async def test_the_answer_equals_that_of_a_chat(api: Any) -> None:
     response = await create(api)
     assert response.output_text == chat.choices[0].message.content
     assert response.usage.input_tokens == chat.usage.prompt_tokens
-
-
-async def test_events_add_up_to_the_whole_response(api: Any) -> None:
-    options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    whole, events = await create(api, **options), await streamed(api, **options)
-    last = events[-1]
-    assert last.type == "response.incomplete" and last.response.output_text == whole.output_text
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert "".join(event.delta for event in deltas) == whole.output_text and len(deltas) > 2
-    (said,) = (event for event in events if event.type == "response.output_text.done")
-    assert said.text == whole.output_text
-    shown = [entry.model_dump() for event in deltas for entry in event.logprobs]
-    assert shown == [entry.model_dump() for entry in last.response.output[0].content[0].logprobs]
-    assert all(len(entry.top_logprobs) == 2 for entry in whole.output[0].content[0].logprobs)  # type: ignore[union-attr]
-    assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 
 async def test_input_items_of_a_conversation(api: Any) -> None:
@@ -132,12 +109,6 @@ async def test_unsupported_fields_are_refused_by_name(api: Any) -> None:
             await create(api, **fields)
         assert refused.value.param == param, refused.value
         assert refused.value.code == "context_length_exceeded" or refused.value.body["message"].startswith(f"{param}:")  # type: ignore[index,call-overload]
-
-
-async def test_a_response_that_is_not_stored_is_not_found(api: Any) -> None:
-    with pytest.raises((openai.NotFoundError, openai.BadRequestError)) as refused:  # with and without Redis
-        await create(api, previous_response_id="resp_1")
-    assert refused.value.param == "previous_response_id"  # type: ignore[union-attr]
 
 
 async def test_a_forced_function_is_called(api: Any) -> None:

@@ -58,3 +58,14 @@ OWN = {
     "short ids": _HEAD + _TEXT + "{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{% endfor %}"
     "{% if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}" + _calls(_OBJECT) + "{% endfor %}",
 }  # fmt: skip
+
+STRICT = """\
+{%- if messages[0].role == 'system' %}{{ '[S]' + messages[0].content }}{% set messages = messages[1:] %}{% endif -%}
+{%- for message in messages -%}
+{%- if message.role not in ('user', 'assistant') or (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}
+{{ '[' + message.role + ']' + message.content }}
+{%- endfor -%}
+"""
+"""Of the kind of Mistral's and Gemma's."""

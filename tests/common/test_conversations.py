@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.common.chat_templates import OWN, REAL
+from tests.common.chat_templates import OWN, REAL, STRICT
 from tokenizers import Tokenizer, models
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -25,6 +25,23 @@ ABSENT = object()
 ASKED, ANSWERED, NEXT = ({"role": role, "content": text} for role, text in (("user", "Ask"), ("assistant", "Said"), ("user", "Then")))
 PLAIN = [ASKED, ANSWERED, NEXT]
 AS_PARTS = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in PLAIN]
+TOLD, LATER, AGAIN = (
+    {"role": "system", "content": "Rules"},
+    {"role": "system", "content": "Agents"},
+    {"role": "user", "content": "Again"},
+)
+ORDERS: list[list[Message]] = [
+    [TOLD, ASKED],
+    [TOLD, ASKED, LATER],
+    [TOLD, ASKED, NEXT],
+    [TOLD, ASKED, NEXT, LATER, AGAIN],
+    [TOLD, LATER, ASKED, ANSWERED, NEXT],
+    [TOLD, ASKED, ANSWERED, LATER, NEXT],
+    [ASKED, ANSWERED, {"role": "assistant", "content": "More"}, NEXT],
+]
+"""Claude Code sends the second, Codex the third."""
+
+
 EMPTY_ARGUMENTS = (ABSENT, None, "", "  ", "null", '""', "{}", {})
 BROKEN_ARGUMENTS = (
     '{"h": "Harb',
@@ -81,7 +98,13 @@ def encoder_for(source: str) -> PromptEncoder:
 
 
 def render(encoder: PromptEncoder, messages: list[Message], tools: Any = None) -> str:
-    return encoder.render_chat(messages, tools, True)
+    """Tests share renderings of the same messages."""
+    return _render(encoder, json.dumps(messages), bool(tools))
+
+
+@lru_cache(maxsize=1024)
+def _render(encoder: PromptEncoder, messages: str, has_tools: bool) -> str:
+    return encoder.render_chat(json.loads(messages), TOOLS if has_tools else None, True)
 
 
 def check(encoder: PromptEncoder, messages: list[Message], *texts: str) -> None:
@@ -110,7 +133,7 @@ def find_python(output: str, source: str) -> list[str]:
 
 
 def encoders() -> Iterator[Any]:
-    for name, source in OWN.items():
+    for name, source in (OWN | {"strict": STRICT}).items():
         yield pytest.param(source, id=name)
     for path in REAL:
         yield pytest.param(path, id=path.stem[-60:])
@@ -294,6 +317,35 @@ def test_an_answer_without_text_can_be_sent_back(encoder: PromptEncoder) -> None
 
 def test_another_servers_ids_are_taken(encoder: PromptEncoder) -> None:
     check(encoder, talk(id="call_0123456789abcdef"), "tide", "Harb", "High", "Said", "Then")
+
+
+def test_no_order_of_turns_is_refused_or_lost(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    for messages in ORDERS:
+        output = render(encoder, messages)
+        assert not [each["content"] for each in messages if each["content"] not in output], (messages, output)
+
+
+def test_a_template_that_renders_all_orders_gets_them_unchanged(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    expected = [in_transformers(encoder.format.chat_template, messages) or "" for messages in ORDERS]
+    if all(each["content"] in output for output, messages in zip(expected, ORDERS, strict=True) for each in messages):
+        assert [render(encoder, messages) for messages in ORDERS] == expected
+
+
+def test_a_question_beside_a_result_is_kept(encoder: PromptEncoder) -> None:
+    if not serves(encoder, TOOLS):
+        return
+    until_result = talk(content=ABSENT)[:3]
+    try:
+        render(encoder, until_result, TOOLS)
+    except PromptError:
+        return  # the template has no results
+    for others in ([NEXT], [LATER], [NEXT, LATER]):
+        output = render(encoder, [*until_result, *others], TOOLS)
+        assert not [each["content"] for each in others if each["content"] not in output], output
 
 
 _CONTENT = st.sampled_from([ABSENT, None, "", [], "Look", parts("Look"), ["Look"]])

@@ -143,18 +143,6 @@ def test_the_tokens_added_around_every_text_are_known(kind: str, around: tuple[i
     assert found is not None and tuple(map(len, found)) == around
 
 
-def test_a_growing_conversation_is_tokenized_incrementally() -> None:
-    kept = TokenCache(1 << 20)
-    encoder = PromptEncoder(format_of("qwen", CHATML), kept)
-    chat: list[dict[str, Any]] = []
-    for turn in range(20):
-        chat += [{"role": "user", "content": f"question {turn} " * 20}, {"role": "assistant", "content": f"answer {turn} " * 20}]
-        before = kept.missed_tokens
-        encoder.encode_chat(chat)
-        new = kept.missed_tokens - before
-        assert new < 3 * len(encoder.encode_text(f"question {turn} " * 20)), "only the text of this turn"
-
-
 def test_the_cache_is_bounded_and_evicts_the_oldest() -> None:
     size = ENTRY_OVERHEAD + 250
     kept = TokenCache(20 * size)

@@ -1,7 +1,8 @@
 """Fixtures of the router's tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,6 +14,21 @@ from tests.router.harness import Fleet
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Use uvloop as production does: its transports differ in places from asyncio's."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def short_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tenancy.key_file", "routing.canary_split", "serving.model_routes", "wire.tls"):
+        monkeypatch.setattr(f"fairlead_router.{module}.RELOAD_SECONDS", 0.05)
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Hide the objects of other tests from the garbage collector, which lists hundreds of thousands otherwise."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

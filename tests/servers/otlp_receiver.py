@@ -1,7 +1,7 @@
 """A real OTLP/HTTP receiver in the test process: it stores the spans that processes export."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,7 @@ class ReceivedSpan:
 class Receiver:
     endpoint: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)
+    stop: Callable[[], None] = lambda: None
 
     def of_trace(self, trace_id: str) -> list[ReceivedSpan]:
         """Return the spans of a trace, in the order in which they began."""
@@ -66,10 +67,15 @@ def otlp_receiver() -> Iterator[Receiver]:
     receiver.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    receiver.stop = stop
     yield receiver
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    stop()
 
 
 def _attributes(given: Any) -> dict[str, Any]:

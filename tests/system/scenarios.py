@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tests.servers.redis_server import RedisServer
 from tests.system.load import SHAPES, Load, Report, Shape
 from tests.system.node import Node
-from tests.system.processes import Fleet, Process
+from tests.system.processes import Fleet
 from tests.system.slow_redis import SlowWay
 
 
@@ -181,39 +180,6 @@ async def redis_slow(scene: Scene) -> None:
     scene.way.delay = 0.0
 
 
-async def everything(scene: Scene) -> None:
-    """Inject one fault after another, often two at once, for `down` seconds; one worker and one router are spared."""
-    chance = random.Random(6)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + scene.times.down
-    victims = [scene.fleet.worker(pod) for pod in list(scene.fleet.pods)[1:]] + list(scene.fleet.routers.values())[1:]
-    scene.hurt.update((*list(scene.fleet.pods)[1:], *list(scene.fleet.routers)[1:]))
-
-    async def torment(process: Process) -> None:
-        while loop.time() < until:
-            match chance.choice(("kill", "stop", "terminate")):
-                case "kill":
-                    process.kill()
-                    await asyncio.sleep(chance.uniform(0, 2))
-                    process.start()
-                case "stop":
-                    process.signal(signal.SIGSTOP)
-                    await asyncio.sleep(chance.uniform(0, scene.times.stopped))
-                    process.signal(signal.SIGCONT)
-                case "terminate":
-                    process.signal(signal.SIGTERM)
-                    await asyncio.to_thread(process.wait, 60)
-                    process.start()
-            await asyncio.sleep(chance.uniform(1, 5))
-
-    async def torment_redis() -> None:
-        while loop.time() < until:
-            await chance.choice((redis_killed, redis_stopped, redis_wiped))(replace(scene, times=replace(scene.times, down=1.5)))
-            await asyncio.sleep(chance.uniform(1, 5))
-
-    await asyncio.gather(torment_redis(), *(torment(process) for process in victims))
-
-
 async def nodes_vanish(scene: Scene) -> None:
     """Cut off the nodes: the first loses power, the others' packets are lost, so their kernels send nothing or nothing that arrives."""
     for node in scene.nodes:
@@ -236,15 +202,13 @@ SCENARIOS = (
     Scenario("router SIGTERM", router_terminated),
     Scenario("all workers kill -9", workers_all_killed, cuts=True, holds=True),
 )
-EVERYTHING = Scenario("everything at once", everything, cuts=True, resets=True, holds=True)
-"""Scenarios on the same fleet. `holds`: clients of a stopped router wait for it."""
-"""Scenarios on one fleet with an index."""
+"""Scenarios on one fleet with an index. `holds`: clients of a stopped router wait for it."""
 REDIS = (
     Scenario("redis kill -9, back empty", redis_killed),
     Scenario("redis SIGSTOP", redis_stopped),
     Scenario("redis FLUSHALL", redis_wiped),
 )
-"""A scenario on the same fleet."""
+"""Scenarios on the same fleet."""
 SLOW = Scenario("redis answers 200 ms late", redis_slow)
 NODES = Scenario("two of three nodes vanish without a FIN", nodes_vanish, cuts=True)
 """Scenarios on a fleet with workers on their own nodes and without an index, which those could not reach."""

@@ -1,4 +1,7 @@
-"""A real worker and a real router with admin ports: the client ports serve no admin path, however it is spelled."""
+"""A real worker and a real router with admin ports: the client ports serve no admin path, however it is spelled.
+
+The worker has `--chat-template`, which reaches the router in the prompt format.
+"""
 
 import re
 import subprocess
@@ -13,21 +16,30 @@ from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.random_model.build import make_model
 
+TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}[answer]"
+
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("admin")
     model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
     variables = {"FAIRLEAD_ADMIN_PORT": "0", "FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING": "true"}
-    started = WorkerProcess(model, folder / "worker", "--served-model-name", "tiny", **variables)
+    (folder / "template.jinja").write_text(TEMPLATE)
+    flags = ("--served-model-name", "tiny", "--chat-template", str(folder / "template.jinja"))
+    started = WorkerProcess(model, folder / "worker", *flags, **variables)
     yield started.wait_ready()
     assert started.stop() == 0, "both ports close cleanly"
 
 
 @pytest.fixture(scope="module")
-def router(worker: WorkerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+def router_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("router") / "log"
+
+
+@pytest.fixture(scope="module")
+def router(worker: WorkerProcess, router_log: Path) -> Iterator[tuple[int, int]]:
     """Yield its inference port and its admin port."""
-    log = tmp_path_factory.mktemp("router") / "log"
+    log = router_log
     flags = [f"--workers=static://127.0.0.1:{worker.port}", f"--worker-admin-port={admin_port(worker.log)}"]
     command = [sys.executable, "-m", "fairlead_router.main", "--host=127.0.0.1", "--port=0", "--admin-port=0", *flags]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -82,3 +94,15 @@ def test_the_routers_admin_port_serves_admin_paths_and_no_inference(router: tupl
     assert status(port, "/v1/models") == 404
     (seen,) = httpx.get(f"http://127.0.0.1:{port}/fairlead/workers").json()["workers"]
     assert seen["usable"] and seen["load"]["pages_total"] > 0
+
+
+def test_worker_and_router_render_with_the_template_of_the_flag(worker: WorkerProcess, router: tuple[int, int], router_log: Path) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 2, "temperature": 0}
+    urls = (f"http://127.0.0.1:{router[0]}", worker.url)
+    answers = [httpx.post(f"{url}/v1/chat/completions", json=body | {"return_token_ids": True}, timeout=60).json() for url in urls]
+    asked = {"model": "tiny", "tokens": answers[0]["prompt_token_ids"]}
+    assert worker.client.post("/detokenize", json=asked).json()["prompt"] == "[user] hello there\n[answer]"
+    assert answers[0]["prompt_token_ids"] == answers[1]["prompt_token_ids"]
+    logged = r"/v1/chat/completions 200 .* prompt_tokens=(\d+)"
+    found = until(lambda: re.search(logged, router_log.read_text()), "the router logs its own tokens")
+    assert int(found[1]) == answers[0]["usage"]["prompt_tokens"]

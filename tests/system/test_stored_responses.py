@@ -1,4 +1,4 @@
-"""Routers and workers as processes with one Redis: a conversation goes on at any worker and router, and after a restart of its router."""
+"""Routers and workers as processes with one Redis: a conversation goes on at any worker and router, and tenants find nothing of others."""
 
 import json
 import subprocess
@@ -20,6 +20,7 @@ from fairlead.random_model.build import make_model
 SECRET = "a secret from which routers derive keys"
 NAMESPACE = "system/stored"
 ANNA, BORIS = "fl-anna-key-which-is-random-in-life", "fl-boris-key-which-is-random-in-life"
+TALK = "It was told to anna alone, in confidence, and at some length, so that it fills more than one block of the index. " * 4
 Start = Callable[..., httpx.Client]
 
 
@@ -39,10 +40,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Start, l
             workers.append(WorkerProcess(model, folder / pod, "--served-model-name", "tiny", **variables))
             stack.callback(workers[-1].kill)
 
-        def start(*flags: str, keys: bool = False) -> httpx.Client:
+        def start(*flags: str, keys: bool = False, has_index: bool = False) -> httpx.Client:
             port = free_port()
+            index = ("--policy", "PrefixAware", "--redis-url", redis.url, "--index-namespace", NAMESPACE) if has_index else ()
             command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), "--policy", "RoundRobin"]
-            command += ["--workers", "static://" + ",".join(f"127.0.0.1:{worker.port}" for worker in workers), *flags]
+            command += ["--workers", "static://" + ",".join(f"127.0.0.1:{worker.port}" for worker in workers), *flags, *index]
             command += ["--api-keys-file", str(folder / "keys.yaml")] if keys else []
             with (folder / f"router-{port}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -72,6 +74,7 @@ def create(client: httpx.Client, key: str = "", **fields: Any) -> httpx.Response
 
 
 def test_a_conversation_goes_on_at_any_worker_and_router(cluster: tuple[Start, list[WorkerProcess]], tmp_path: Path) -> None:
+    """A router that redirects requests proxies those with stored responses."""
     start, _ = cluster
     (tmp_path / "secret").write_text(SECRET)
     flags = ("--responses-secret-file", str(tmp_path / "secret"))
@@ -86,10 +89,11 @@ def test_a_conversation_goes_on_at_any_worker_and_router(cluster: tuple[Start, l
     items = second.get(f"/v1/responses/{conversation['id']}/input_items").json()["data"]
     assert len(items) == 13, "seven inputs and six outputs"
     assert {second.get(f"/v1/responses/{conversation['id']}").status_code for _ in range(4)} == {200}
-    without = start()
+    without = start("--forwarding-mode", "redirect")
+    assert without.post("/v1/responses", json={"input": "one", "max_output_tokens": 2}).status_code == 307, "nothing is stored"
     assert without.get(f"/v1/responses/{conversation['id']}").status_code == 404, "its secret is its own"
     own = create(without).json()
-    assert [create(without, previous_response_id=own["id"]).status_code for _ in range(2)] == [200] * 2
+    assert [create(without, previous_response_id=own["id"], store=stored).status_code for stored in (True, True, None)] == [200] * 3
     (tmp_path / "secret").write_text("another secret: a rotation")
     assert second.get(f"/v1/responses/{conversation['id']}").status_code == 404
     assert create(second, previous_response_id=create(first).json()["id"]).status_code == 200
@@ -114,10 +118,27 @@ def test_tenants_and_workers_clients_find_nothing_of_each_other(cluster: tuple[S
     assert router.get(f"/v1/responses/{id}", headers=headers).status_code == 404
 
 
-def test_a_router_that_redirects_proxies_what_is_stored(cluster: tuple[Start, list[WorkerProcess]]) -> None:
+def test_no_tenant_sees_what_another_has_cached(cluster: tuple[Start, list[WorkerProcess]]) -> None:
     start, _ = cluster
-    router = start("--forwarding-mode", "redirect")
-    assert router.post("/v1/responses", json={"input": "one", "max_output_tokens": 2}).status_code == 307
-    conversation = create(router).json()
-    for _ in range(3):
-        assert create(router, previous_response_id=conversation["id"], store=None).status_code == 200
+    router = start(keys=True, has_index=True)
+
+    def cached(key: str, **fields: Any) -> tuple[int, int]:
+        """Return cached tokens as reported by the worker and as predicted by the index."""
+        body = {"prompt": TALK, "max_tokens": 1, **fields}
+        answer = router.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+        said = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return said, int(answer.headers["x-fairlead-predicted-tokens"])
+
+    def is_predicted() -> bool:
+        said, predicted = cached(ANNA)
+        assert said > 0 or predicted == 0
+        return predicted > 0 and said > 0
+
+    assert cached(ANNA) == (0, 0)
+    until(is_predicted, "anna's own prompt is cached and predicted")
+    assert cached(BORIS, user="anna", cache_salt="tenant:anna") == (0, 0)
+    firsts = [cached(BORIS, cache_salt=f"probe {n}") for n in range(4)]
+    assert firsts == [(0, 0)] * 4, "none of anna's blocks under any salt of boris'"
+    until(lambda: cached(BORIS, cache_salt="probe 0")[0] > 0, "his own he sees")
+    assert cached(ANNA)[0] > 0

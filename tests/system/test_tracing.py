@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 
 import httpx
 import pytest
 from tests.servers.otlp_receiver import ReceivedSpan, Receiver, otlp_receiver
-from tests.servers.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer
 from tests.system.processes import NAMESPACE, Fleet, engine_worker, until
 
 from fairlead.random_model.build import make_model
@@ -19,31 +17,22 @@ SAMPLED = f"00-{TRACE}-{PARENT}-01"
 PROMPT = [10 + number % 900 for number in range(200)]
 
 
-@contextmanager
-def traced_fleet(folder: Path, model: Path, redis: str = "") -> Iterator[Fleet]:
-    fleet = Fleet(folder, workers=0, routers=1, redis=redis, flags=["--log-format", "json"])
-    settings = {"FAIRLEAD_REDIS_URL": redis, "FAIRLEAD_INDEX_NAMESPACE": NAMESPACE} if redis else {}
-    flags = ("--log-format", "json", "--chunked-prefill-size", "64", "--max-prefill-tokens", "64")
-    fleet.add_process("pod-0", *engine_worker(folder, model, "pod-0", *flags, **settings))
-    with fleet:
-        yield fleet
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny", "qwen3", vocab=1024, layers=1)
-
-
-@pytest.fixture(scope="module")
-def traced(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Receiver]]:
-    redis = RedisServer().start()
-    with otlp_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Receiver]]:
+    folder = tmp_path_factory.mktemp("fleet")
+    model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
+    with RedisServer() as redis, otlp_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        patch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "128")  # small enough for the last test to fill
+        patch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "64")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-        with traced_fleet(tmp_path_factory.mktemp("fleet"), model, redis.url) as fleet:
+        fleet = Fleet(folder, workers=0, routers=1, redis=redis.url, flags=["--log-format", "json"])
+        settings = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NAMESPACE}
+        flags = ("--log-format", "json", "--chunked-prefill-size", "64", "--max-prefill-tokens", "64")
+        fleet.add_process("pod-0", *engine_worker(folder, model, "pod-0", *flags, **settings))
+        with fleet:
             yield fleet, receiver
-    redis.stop()
 
 
 def ask(fleet: Fleet, traceparent: str, prompt: list[int] = PROMPT, **body: object) -> httpx.Response:
@@ -126,14 +115,12 @@ def test_json_lines_carry_request_id_and_trace_id(traced: tuple[Fleet, Receiver]
         assert (line["request_id"], line["logger"], line["level"]) == ("id-" + "4" * 6, logger, "INFO")
 
 
-def test_a_dead_collector_harms_no_request_and_delays_no_exit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
-    with traced_fleet(tmp_path, model) as fleet:
-        assert {ask(fleet, f"00-{number:032x}-{PARENT}-01").status_code for number in range(1, 30)} == {200}
-        for process in (*fleet.routers.values(), fleet.worker("pod-0")):
-            until(lambda process=process: "export" in process.log, f"{process.name} says that it cannot export", 30)  # type: ignore[misc]
-            process.signal(15)
-            assert process.wait(20) == 0
+def test_a_dead_collector_harms_no_request_and_delays_no_exit(traced: tuple[Fleet, Receiver]) -> None:
+    """The last test of the fleet: its spans fill the queues and are dropped."""
+    fleet, receiver = traced
+    receiver.stop()
+    assert {ask(fleet, f"00-{number:032x}-{PARENT}-01").status_code for number in range(100, 150)} == {200}
+    for process in (*fleet.routers.values(), fleet.worker("pod-0")):
+        until(lambda process=process: "export" in process.log, f"{process.name} says that it cannot export", 30)  # type: ignore[misc]
+        process.signal(15)
+        assert process.wait(20) == 0

@@ -19,40 +19,28 @@ from fairlead_common.prompts.encoder import PromptEncoder
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path, stream: bool) -> None:
+async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path) -> None:
     async with pair(tmp_path) as (engine, agent):
         engine.is_dead = True
-        answer = await agent.complete(PROMPT, stream=stream)
-        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
+        for stream in (False, True):
+            answer = await agent.complete(PROMPT, stream=stream)
+            assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
 
 
-async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+async def test_a_failure_of_the_settings_is_final_and_names_them(tmp_path: Path) -> None:
     engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        async with running_agent(tmp_path, engine.url, endpoint) as agent:
-            async with asyncio.timeout(60):
-                assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
-    await engine.stop()
-
-
-async def test_a_failure_of_the_settings_is_final(tmp_path: Path) -> None:
-    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
-    async with running_agent(tmp_path, engine.url, block_tokens=BLOCK + 1) as agent:
-        async with asyncio.timeout(60):
-            assert "--block-tokens" in await agent.task
-        assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it has joined no index and was never ready"
-    await engine.stop()
-
-
-async def test_an_engine_that_asks_for_a_key_is_a_failure_that_says_so(tmp_path: Path) -> None:
-    engine = StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
-    engine.asks_for_key = True
-    await engine.start()
-    async with running_agent(tmp_path, engine.url) as agent:
-        async with asyncio.timeout(60):
-            assert "without --api-key and without VLLM_API_KEY" in await agent.task
+        for asks_for_key, events, settings, reason in (
+            (False, endpoint, {}, f"--kv-events {endpoint} cannot be used: Address"),
+            (False, "", {"block_tokens": BLOCK + 1}, "--block-tokens"),
+            (True, "", {}, "without --api-key and without VLLM_API_KEY"),
+        ):
+            engine.asks_for_key = asks_for_key
+            async with running_agent(tmp_path, engine.url, events, **settings) as agent:
+                async with asyncio.timeout(60):
+                    assert reason in await agent.task
+                assert (agent.agent.phase, agent.agent.publisher) == ("failed", None), "it is in no index and was never ready"
     await engine.stop()
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import gzip
+import itertools
 import json
 import zlib
 from pathlib import Path
 
 import msgspec
-import pytest
 from tests.agent.conftest import eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
@@ -34,20 +34,17 @@ async def test_a_whole_answer_tells_its_usage_in_headers(tmp_path: Path) -> None
         assert not any(name.lower().startswith("x-fairlead") for name in engine.headers[0])
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["asked", "not-asked"])
-@pytest.mark.parametrize("options", [None, {"include_usage": True}, {"include_usage": False}])
-async def test_a_stream_ends_with_its_usage_for_the_router(tmp_path: Path, asks: bool, options: dict | None) -> None:
-    fields = {"stream_options": options} if options is not None else {}
+async def test_a_stream_ends_with_its_usage_for_the_router(tmp_path: Path) -> None:
+    cached = (len(PROMPT) - 1) // BLOCK * BLOCK
     async with pair(tmp_path) as (_, agent):
         await agent.complete(PROMPT)
-        answer = await agent.complete(PROMPT, {"x-fairlead-usage": "1"} if asks else None, stream=True, **fields)
-        events = answer.text.split("\n\n")
-        cached = (len(PROMPT) - 1) // BLOCK * BLOCK
-        wants_usage = bool(options and options["include_usage"])
-        assert (f": usage {len(PROMPT)} 4 {cached}" in events) == asks
-        assert any('"usage"' in event for event in events) == wants_usage
-        assert events[-2:] == ["data: [DONE]", ""]
-        assert sum('"text"' in event for event in events) == 4
+        for asks, wants in itertools.product((True, False), (None, True, False)):
+            fields = {} if wants is None else {"stream_options": {"include_usage": wants}}
+            answer = await agent.complete(PROMPT, {"x-fairlead-usage": "1"} if asks else None, stream=True, **fields)
+            events = answer.text.split("\n\n")
+            assert (f": usage {len(PROMPT)} 4 {cached}" in events) == asks
+            assert any('"usage"' in event for event in events) == bool(wants)
+            assert events[-2:] == ["data: [DONE]", ""] and sum('"text"' in event for event in events) == 4
 
 
 async def test_token_ids_of_the_router_do_not_reach_the_engine(tmp_path: Path) -> None:
@@ -199,13 +196,14 @@ async def test_a_body_with_too_many_nodes_does_not_reach_the_engine(tmp_path: Pa
         assert not engine.bodies
 
 
-@pytest.mark.parametrize("field", [b"prompt", b"model", b"cache_salt", b"stream_options", b"vllm_xargs", b"\xff"])
-@pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b'{"\xff":1}', b'{"a":"\\ud800"}'])
-async def test_a_body_that_is_not_utf_8_is_refused_wherever_that_is(tmp_path: Path, field: bytes, value: bytes) -> None:
+async def test_a_body_that_is_not_utf_8_is_refused_wherever_that_is(tmp_path: Path) -> None:
+    fields = (b"prompt", b"model", b"cache_salt", b"stream_options", b"vllm_xargs", b"\xff")
+    values = (b'"\xff"', b'"\\ud800"', b'{"\xff":1}', b'{"a":"\\ud800"}')
     async with pair(tmp_path) as (engine, agent):
-        body = b'{"stream":true,"' + field + b'":' + value + b"}"
-        answer = await agent.client.post("/v1/completions", content=body, headers={"x-fairlead-usage": "1"})
-        assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+        for field, value in itertools.product(fields, values):
+            body = b'{"stream":true,"' + field + b'":' + value + b"}"
+            answer = await agent.client.post("/v1/completions", content=body, headers={"x-fairlead-usage": "1"})
+            assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"], body
         assert not engine.bodies
 
 
@@ -317,20 +315,17 @@ async def test_the_admin_port_forwards_no_get_that_may_change_the_engine(tmp_pat
             assert unknown.status_code == 404 and "does not serve" not in unknown.text, "the engine itself has no such path"
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "GET /health HTTP/1.1",
-        "GET /health HTTP/1.1\r\nhost: x\r\nhost: x",
-        "GET /health HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: b",
-        "GET /health HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-encoding: identity",
-        "GET /health HTTP/2.0\r\nhost: x",
-        "GET /health HTTP/0.9\r\nhost: x",
-    ],
-)
-async def test_a_head_that_two_servers_may_read_differently_is_refused(tmp_path: Path, head: str) -> None:
+async def test_a_head_that_two_servers_may_read_differently_is_refused(tmp_path: Path) -> None:
     async with running_agent(tmp_path, "http://127.0.0.1:9") as agent:
-        assert await raw(agent.port, f"{head}\r\n\r\n") == 400
+        for head in (
+            "GET /health HTTP/1.1",
+            "GET /health HTTP/1.1\r\nhost: x\r\nhost: x",
+            "GET /health HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: b",
+            "GET /health HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-encoding: identity",
+            "GET /health HTTP/2.0\r\nhost: x",
+            "GET /health HTTP/0.9\r\nhost: x",
+        ):
+            assert await raw(agent.port, f"{head}\r\n\r\n") == 400, head
 
 
 async def raw(port: int, data: str) -> int:

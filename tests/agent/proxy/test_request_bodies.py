@@ -166,20 +166,13 @@ async def test_a_compressed_body_takes_no_more_memory_than_a_plain_one(tmp_path:
         assert peak < 8 * limit
 
 
-@pytest.mark.parametrize(
-    ("coding", "data", "status"),
-    [
-        ("gzip", b"hello", 400),
-        ("gzip", gzip.compress(b"{}", mtime=0)[:-4], 400),
-        ("gzip", gzip.compress(b"{}", mtime=0) * 2, 400),
-        ("br", b"x", 415),
-        ("gzip, gzip", gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), 415),
-    ],
-)
-async def test_a_body_that_cannot_be_decompressed_is_refused(tmp_path: Path, coding: str, data: bytes, status: int) -> None:
+async def test_a_body_that_cannot_be_decompressed_is_refused(tmp_path: Path) -> None:
+    packed = gzip.compress(b"{}")
+    cases = [("gzip", b"hello", 400), ("gzip", packed[:-4], 400), ("gzip", packed * 2, 400)]
     async with pair(tmp_path) as (engine, agent):
-        answer = await agent.client.post("/v1/completions", content=data, headers={"content-encoding": coding})
-        assert answer.status_code == status and "Content-Encoding" in answer.json()["error"]["message"]
+        for coding, data, status in [*cases, ("br", b"x", 415), ("gzip, gzip", gzip.compress(packed), 415)]:
+            answer = await agent.client.post("/v1/completions", content=data, headers={"content-encoding": coding})
+            assert answer.status_code == status and "Content-Encoding" in answer.json()["error"]["message"]
         assert not engine.bodies
 
 

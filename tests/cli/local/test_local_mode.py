@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -16,8 +17,10 @@ import httpx
 import openai
 import pytest
 from tests.cli.processes import find_marked, wait_until_gone
+from tests.router.batch.deployment import create, line, results, wait
 
 from fairlead.local.kubelet import free_port
+from fairlead.main import main
 from fairlead.random_model import make_model
 
 MANIFEST = """
@@ -114,7 +117,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def up(models: Path) -> Iterator[Up]:
-    running = start(models, 2)
+    (models / "batches").mkdir()
+    running = start(models, 2, more="  batch: {storageURI: 'pvc://batches'}\n")
     try:
         yield running
     finally:
@@ -133,6 +137,30 @@ def ask(up: Up, text: str) -> tuple[str, int, int | None]:
     assert usage is not None and usage.completion_tokens >= 1 and usage.prompt_tokens_details is not None
     predicted = raw.headers.get("x-fairlead-predicted-tokens")
     return raw.headers["x-fairlead-pod"], usage.prompt_tokens_details.cached_tokens or 0, None if predicted is None else int(predicted)
+
+
+def test_a_request_wakes_a_service_without_workers_and_ctrl_c_ends_its_stream_with_an_error(models: Path) -> None:
+    """Ctrl-C leaves no process and no file."""
+    running = start(models, 0, flags=("--stop-grace", "1"))
+    try:
+        running.wait(lambda: "spec.replicas is 0" in running.output.read_text())  # it follows the line that `start` waits for
+        assert ask(running, "Hello")[0] == "small-worker-0" and len(find_marked(running.mark)) > 4
+        running.manifest.unlink()
+        running.wait(lambda: "was deleted or moved" in running.output.read_text())
+        body = {"model": "small", "prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(lines)
+            running.process.send_signal(signal.SIGINT)
+            last = list(lines)[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stream_cut", last
+        assert running.process.wait(timeout=30) == 0, running.output.read_text()
+        wait_until_gone(running.mark, seconds=1)
+        assert not list(models.glob("fairlead-*/*")), running.output.read_text()
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
 
 
 def test_a_repeated_prompt_is_answered_from_the_cache_of_the_same_pod(up: Up) -> None:
@@ -161,6 +189,13 @@ def test_a_stream_arrives_in_several_events(up: Up) -> None:
     assert len(chunks) > 4 and chunks[-1].usage is not None
 
 
+def test_a_batch_runs_locally(up: Up) -> None:
+    with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)) as client:
+        batch = wait(client, create(client, [line(f"r{n}", model="small") for n in range(5)]))
+        assert batch.status == "completed" and results(client, batch.output_file_id).keys() == {f"r{n}" for n in range(5)}
+    assert (up.manifest.parent / "batches" / "files" / str(batch.output_file_id)).exists()
+
+
 def test_verify_checks_a_stream_and_a_cache_hit(up: Up) -> None:
     """What `helm test` runs in its pod."""
     done = subprocess.run(
@@ -173,32 +208,23 @@ def test_verify_checks_a_stream_and_a_cache_hit(up: Up) -> None:
     assert 0 < cached <= prompt and verdict == "the second hit the cache of the first"
 
 
-def test_status_shows_the_workers(up: Up) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fairlead", "status"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(up.manifest.parent)},
-        check=True,
-    )
-    assert "small-worker-0" in shown.stdout and "small-worker-1" in shown.stdout and "Ready" in shown.stdout
-
-
-def test_the_web_console_is_on_and_its_url_is_printed(up: Up) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fairlead", "console"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(up.manifest.parent)},
-        check=True,
-    )
-    assert shown.stdout == f"{up.url}/ui\n" and f"  console: {up.url}/ui\n" in up.output.read_text()
+def test_status_and_console_show_the_workers_and_the_url(
+    up: Up, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(up.manifest.parent))
+    printed = []
+    for command in ("status", "console"):
+        with pytest.raises(SystemExit, check=lambda ended: not ended.code):
+            main([command])
+        printed.append(capsys.readouterr().out)
+    assert "small-worker-0" in printed[0] and "small-worker-1" in printed[0] and "Ready" in printed[0]
+    assert printed[1] == f"{up.url}/ui\n" and f"  console: {up.url}/ui\n" in up.output.read_text()
 
 
 def test_an_edited_file_scales_and_an_invalid_one_is_refused_with_the_field_named(up: Up) -> None:
     up.scale(3)
     up.wait(lambda: len(up.usable()) == 3)
-    up.manifest.write_text(MANIFEST.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
+    up.manifest.write_text(up.template.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
     up.wait(lambda: "spec.engine.kvCache.blockTokens" in up.output.read_text())
     assert len(up.usable()) == 3
     up.scale(2)
@@ -216,66 +242,19 @@ def test_requests_succeed_while_a_worker_is_killed_and_restarts(up: Up) -> None:
     assert f"pod {victim}: killed by SIGKILL" in up.output.read_text()
 
 
-def test_ctrl_c_leaves_nothing(up: Up) -> None:
+def test_nothing_is_left_after_kill_9_of_the_command(up: Up) -> None:
     assert len(find_marked(up.mark)) > 5
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(timeout=30) == 0, up.output.read_text()
-    wait_until_gone(up.mark, seconds=1)
-    assert not list(up.manifest.parent.glob("fairlead-*/*")), up.output.read_text()
+    up.process.kill()
+    up.process.wait()
+    wait_until_gone(up.mark)
 
 
-def test_a_request_wakes_a_service_without_workers_and_ctrl_c_ends_its_stream_with_an_error(models: Path) -> None:
-    running = start(models, 0, flags=("--stop-grace", "1"))
-    try:
-        running.wait(lambda: "spec.replicas is 0" in running.output.read_text())  # it follows the line that `start` waits for
-        assert ask(running, "Hello")[0] == "small-worker-0"
-        running.manifest.unlink()
-        running.wait(lambda: "was deleted or moved" in running.output.read_text())
-        body = {"model": "small", "prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
-            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
-            next(lines)
-            running.process.send_signal(signal.SIGINT)
-            last = list(lines)[-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stream_cut", last
-        assert running.process.wait(timeout=30) == 0
-    finally:
-        if running.process.poll() is None:
-            running.process.kill()
-            running.process.wait()
-
-
-def test_nothing_is_left_after_kill_9_of_the_command(models: Path) -> None:
-    running = start(models, 1)
-    running.process.kill()
-    running.process.wait()
-    wait_until_gone(running.mark)
-
-
-def test_a_folder_without_a_model_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_worker_that_cannot_start_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
     # Not tmp_path: with this test's name in it, the path is too long for a unix socket.
     folder = tmp_path_factory.mktemp("no")
     (folder / "models" / "small").mkdir(parents=True)
-    running = start(folder, 1, wait=False)
+    running = start(folder, 1, wait=False, more="    args: ['--chat-template=/none']\n")
     assert running.process.wait(timeout=START_SECONDS) == 1
     said = running.output.read_text()
-    assert (
-        "pod small-worker-0: exit status" in said
-        and "no config.json in" in said
-        and "/models/small" in said
-        and "Nothing is left running" in said
-    )
+    assert "pod small-worker-0: exit status" in said and "/none" in said and "Nothing is left running" in said, said
     wait_until_gone(running.mark, seconds=1)
-
-
-def test_an_invalid_manifest_is_refused_immediately(tmp_path: Path) -> None:
-    file = tmp_path / "m.yaml"
-    for text, named in (
-        (MANIFEST.replace("REPLICAS", "-1"), "spec.replicas"),
-        (MANIFEST.replace("REPLICAS", "1").replace("engine:", "engin:"), "spec.engin"),
-        (MANIFEST.replace("REPLICAS", "1").replace("v1alpha1", "v9"), "fairlead.dev/v9"),
-        ("a: [", "not YAML"),
-    ):
-        file.write_text(text)
-        refused = subprocess.run([sys.executable, "-m", "fairlead", "up", "-f", str(file)], capture_output=True, text=True, check=False)
-        assert refused.returncode == 2 and named in refused.stderr and "Traceback" not in refused.stderr

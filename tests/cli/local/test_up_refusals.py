@@ -28,6 +28,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
         (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: qwen\n", "metadata must be a mapping"),
         (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: {name: ../x}\n", "metadata.name must be"),
         (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: {name: x}\nspec: three\n", "document 1: line 4, spec: "),
+        (b"kind: InferenceService\napiVersion: fairlead.dev/v9\nmetadata: {name: x}\n", "fairlead.dev/v9"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, content: bytes, words: str) -> None:

@@ -79,17 +79,3 @@ def test_the_command_compares_with_a_static_fleet(tmp_path: Path) -> None:
         main(["simulate", "--workload", "zipf", *flags])
     assert ended.value.code == 0
     assert "static_pods" in out.read_text()
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--autoscale", "4"], "--autoscale 4: give MIN:MAX"),
-        (["--autoscale", "4:2"], "--autoscale 4:2: spec.scaling.minReplicas must be at most"),
-        (["--autoscale", "1:4", "--class", "all:1:inf:0:1"], "class all has no bound of TTFT"),
-    ],
-)
-def test_bounds_that_do_not_scale_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", "--workload", "zipf", *flags])
-    assert ended.value.code == 2 and words in capsys.readouterr().err

@@ -82,7 +82,7 @@ class Faults:
 
 
 @either
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespace: str, mirror: MirrorReader, seed: int) -> None:
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)
@@ -118,6 +118,9 @@ async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespa
                     return False
                 expected = [world.expected(world.chain(prompt)) for prompt in world.prompts]
                 if [await reader.match(world.chain(prompt)) for prompt in world.prompts] != expected:
+                    return False
+                # at most 8 levels for 6 pods, so this is exact as well
+                if [await reader.deepest(world.chain(prompt), 12, b"", b"") for prompt in world.prompts] != expected:
                     return False
                 for each in (mirror, *late):
                     await each.wait_until_ready(10)
@@ -253,7 +256,7 @@ async def test_matches_raise_before_the_first_load(namespace: str) -> None:
     await mirror.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_table_equals_plain_sets(seed: int) -> None:
     """Incarnations that start, store, evict and end, with sweeps in between, compared with one set each."""
     draw = random.Random(seed)
@@ -321,7 +324,7 @@ def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
     assert grown < 3 << 20, f"{grown >> 20} MiB"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_deepest_holders_equal_those_of_a_full_match(seed: int) -> None:
     draw, table = random.Random(seed), PrefixTable()
     chain = list(range(1, 41))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.index.redis.test_access import works
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import VERSIONS, RedisServer, binary
@@ -167,8 +169,9 @@ async def test_both_passwords_work_during_a_rotation(own_server: RedisServer, ad
                 assert client.ping()
         await ensure_user(admin, "worker", A, [sha256("two")])
         assert old.ping(), "an open connection stays"
-    with contextlib.closing(redis.Redis(port=own_server.port, username=name, password="one")) as client, pytest.raises(redis.RedisError):
-        client.ping()
+    refused = redis.Redis(port=own_server.port, username=name, password="one", retry=Retry(NoBackoff(), 0))
+    with contextlib.closing(refused), pytest.raises(redis.RedisError):
+        refused.ping()
 
 
 async def test_users_are_listed_and_deleted(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ BLOCK = 4
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=EITHER)
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
     if binary(request.param) is None:
         pytest.skip(f"no redis-server {request.param} on this machine: make redis-servers")

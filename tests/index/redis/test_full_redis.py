@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from tests.index.conftest import as_coroutine, equals, eventually
+from tests.index.conftest import as_coroutine, either_own, equals, eventually
 from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes
@@ -21,6 +21,7 @@ BLOCK = 4
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
 
 
+@either_own
 async def test_a_full_redis_keeps_leases_and_accepts_removals(
     own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +61,7 @@ async def test_a_full_redis_keeps_leases_and_accepts_removals(
     await asyncio.gather(a.leave(), b.leave(), reader.close())
 
 
+@either_own
 async def test_removals_during_a_resync_of_a_full_redis_are_not_lost(own_server: RedisServer, namespace: str) -> None:
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
     a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
@@ -87,6 +89,7 @@ async def test_removals_during_a_resync_of_a_full_redis_are_not_lost(own_server:
     await asyncio.gather(a.leave(), reader.close())
 
 
+@either_own
 async def test_a_batch_applied_with_a_lost_reply_before_redis_was_full_counts_once(own_server: RedisServer, namespace: str) -> None:
     """The next batch must not reuse its number: Redis would take it for the old one and skip it."""
     reader = IndexReader(own_server.url, namespace, deadline=2.0)

@@ -90,7 +90,7 @@ def test_replies_that_no_list_gives_make_the_index_unavailable(raw: bytes) -> No
     against(check_reader, [raw])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(REPLIES)
 def test_the_mirrors_go_on_without_a_traceback(answers: list[bytes]) -> None:
     records: list[logging.LogRecord] = []
@@ -145,7 +145,7 @@ def test_a_client_raises_only_redis_errors(answers: list[bytes]) -> None:
     against(check, answers)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(REPLIES)
 def test_a_writer_goes_on(answers: list[bytes]) -> None:
     async def check(server: HostileRedis, answers: list[bytes]) -> None:

@@ -1,7 +1,6 @@
 """The Batch API through OpenAI's SDK: a real batch server and router, and a stand-in worker."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,12 +21,6 @@ from tests.router.batch.deployment import (
 from tests.system.processes import until
 
 from fairlead_router.batch.config import LIMITS
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("batch"), keys=True) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def s3() -> Iterator[S3Server]:
 
 
 def test_kills_of_batch_server_and_worker_lose_and_repeat_no_line(model: Path, tmp_path: Path) -> None:
-    """A real worker, 200 lines of which every tenth is invalid, and kills at random counts of results."""
+    """A real worker, 120 lines of which every tenth is invalid, and kills at random counts of results."""
     chance = random.Random(SEED)
     worker = WorkerProcess(model, tmp_path / "worker", "--served-model-name", "tiny")
     deployment = Deployment(tmp_path, workers=[f"127.0.0.1:{worker.port}"], flags=("--max-concurrency", "8"))
@@ -63,9 +63,9 @@ def test_kills_of_batch_server_and_worker_lose_and_repeat_no_line(model: Path, t
         worker.wait_ready()
         with deployment:
             client = deployment.client()
-            lines = [line(f"r{n}", **({"max_tokens": -1} if n % 10 == 3 else {"prompt": f"line {n}", "max_tokens": 8})) for n in range(200)]
+            lines = [line(f"r{n}", **({"max_tokens": -1} if n % 10 == 3 else {"prompt": f"line {n}", "max_tokens": 8})) for n in range(120)]
             batch = create(client, lines)
-            for number, count in enumerate(sorted(chance.sample(range(5, 160), 6))):
+            for number, count in enumerate(sorted(chance.sample(range(5, 100), 4))):
                 until(lambda count=count: completed(client, batch) >= count, f"{count} results")  # type: ignore[misc]
                 if number == 2:
                     os.killpg(worker.process.pid, signal.SIGKILL)
@@ -74,8 +74,8 @@ def test_kills_of_batch_server_and_worker_lose_and_repeat_no_line(model: Path, t
                     deployment.list_workers([f"127.0.0.1:{worker.port}"])
                 deployment.kill_and_restart()
             seen = wait(client, batch, seconds=180)
-            bad = {f"r{n}" for n in range(3, 200, 10)}
-            check(client, seen, {f"r{n}" for n in range(200)} - bad, bad)
+            bad = {f"r{n}" for n in range(3, 120, 10)}
+            check(client, seen, {f"r{n}" for n in range(120)} - bad, bad)
     finally:
         worker.kill()
 
@@ -97,7 +97,7 @@ def test_a_service_without_workers_is_waited_for(tmp_path: Path) -> None:
         deployment.worker.kill()
         client = deployment.client()
         batch = create(client, [line(f"r{n}") for n in range(10)])
-        until(lambda: deployment.batch_metric('lines_total{outcome="retried"}') >= 3, "lines got 503")
+        until(lambda: deployment.batch_metric('lines_total{outcome="retried"}') >= 1, "lines got 503")
         deployment.worker.start()
         check(client, wait(client, batch), {f"r{n}" for n in range(10)}, set())
 
@@ -125,12 +125,12 @@ def test_a_bucket_keeps_a_batch_through_kills(s3: S3Server, tmp_path: Path, monk
     chance = random.Random(SEED)
     with Deployment(tmp_path, "s3://batches/one/two") as deployment:
         client = deployment.client()
-        batch = create(client, [line(f"r{n}", prefill_seconds=0.3) for n in range(150)])
-        for count in sorted(chance.sample(range(1, 100), 3)):
+        batch = create(client, [line(f"r{n}", prefill_seconds=0.3) for n in range(80)])
+        for count in sorted(chance.sample(range(1, 60), 2)):
             until(lambda count=count: completed(client, batch) >= count, f"{count} results")  # type: ignore[misc]
             deployment.kill_and_restart()
         seen = wait(client, batch)
-        check(client, seen, {f"r{n}" for n in range(150)}, set())
+        check(client, seen, {f"r{n}" for n in range(80)}, set())
         for file in (seen.output_file_id, seen.input_file_id):
             assert file is not None and client.files.delete(file).deleted
         deployment.kill_and_restart()

@@ -126,7 +126,7 @@ async def run_batch(
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_storage_that_fails_at_any_write_loses_and_repeats_no_line(seed: int, count: int) -> None:
     async def check(root: Path) -> None:
         FAULTS.chance = random.Random(seed)

@@ -33,7 +33,7 @@ async def opened(root: Path) -> Folder:
 
 
 @given(before=TEXTS, after=TEXTS, cut=st.integers(min_value=0), damage=st.sampled_from(["truncated", "zeros", "garbage"]))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_a_crash_at_any_byte_leaves_a_prefix_to_which_more_is_appended(before: list[str], after: list[str], cut: int, damage: str) -> None:
     """kill -9 truncates the last write. A power loss may leave zeros or old bytes in its place, and what follows it is lost too."""
 
@@ -59,7 +59,7 @@ def test_a_crash_at_any_byte_leaves_a_prefix_to_which_more_is_appended(before: l
 
 
 @given(batches=st.lists(TEXTS, max_size=5), crash=st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_sealing_may_be_repeated(batches: list[list[str]], crash: bool) -> None:
     async def check(root: Path) -> None:
         folder = await opened(root)

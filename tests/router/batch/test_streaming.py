@@ -7,16 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.router.batch.deployment import ANNA, SECRET, Deployment, line
+from tests.router.batch.deployment import ANNA, Deployment, line
 from tests.system.processes import until
 
 MEGABYTES = 96
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("streaming"), keys=True) as running:
-        yield running
 
 
 def peak_megabytes(pid: int) -> float:
@@ -92,10 +86,3 @@ def test_an_upload_that_breaks_off_leaves_nothing(deployment: Deployment) -> Non
 def test_an_unauthenticated_upload_is_refused_before_its_body(deployment: Deployment) -> None:
     answer = httpx.post(f"{deployment.url}/v1/files", content=body("b", 4), headers={"content-type": "multipart/form-data; boundary=b"})
     assert answer.status_code == 401
-
-
-def test_batch_requests_have_the_lowest_priority_and_their_tenants_account(deployment: Deployment) -> None:
-    headers = {"authorization": f"Bearer {SECRET}", "x-fairlead-tenant": "anna"}
-    answer = httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers, timeout=30)
-    assert answer.status_code == 200
-    until(lambda: "caller=anna/batch" in deployment.router.log, "the access log names the tenant and the batch", 30)

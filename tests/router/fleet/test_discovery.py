@@ -66,13 +66,6 @@ async def test_workers_are_found_by_dns_name(fleet: Fleet) -> None:
     assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
 
 
-async def test_a_format_is_fetched_from_each_worker_and_loaded_once(fleet: Fleet) -> None:
-    workers = [await fleet.worker() for _ in range(3)]
-    router = await fleet.router(*workers)
-    await eventually(lambda: all(worker.format_fetches == 1 for worker in workers), "each was asked once")
-    assert len(router.server.router.formats._known) == 1
-
-
 async def test_while_two_models_are_served_each_worker_gets_tokens_of_its_own_format(fleet: Fleet) -> None:
     """During a rollout that changes the model, tokens of one format must not reach a worker of the other."""
     old = await fleet.worker()

@@ -113,12 +113,6 @@ async def test_a_draining_worker_sends_its_client_back_to_the_router(fleet: Flee
             assert answer.choices[0].text == " 0 1 2 3 4"
 
 
-async def test_without_a_worker_the_client_waits_and_then_gets_503() -> None:
-    async with running_router(workers="static://127.0.0.1:9", forwarding_mode="redirect", hold_timeout=0.2) as router:
-        answer = await router.complete()
-        assert answer.status_code == 503 and answer.headers["retry-after"]
-
-
 async def test_requests_that_wait_for_a_worker_are_bounded_as_in_proxy_mode() -> None:
     async with running_router(workers="static://127.0.0.1:9", forwarding_mode="redirect", hold_timeout=1, max_queue_requests=1) as router:
         waiting = asyncio.create_task(router.complete())

@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
 import pytest
 from tests.router.gateway import gateway
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
-from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once
-from tests.router.test_process import router_process
+from tests.router.stand_in_worker import Exchange, StandIn
 from tests.servers.redis_server import RedisServer
 
-from fairlead_common.canary_split import Durations, Split, SplitReport
+from fairlead_common.canary_split import Durations, Split
 from fairlead_router.request.body import conversation_of
 from fairlead_router.routing.canary_split import TOLERANCE, belongs_to_canary
 
@@ -79,40 +76,6 @@ async def test_a_failing_canary_gets_its_weight_and_no_client_sees_it(fleet: Fle
     assert sum(seen["stable"]["ttft"]["buckets"].values()) == 200
     assert await router.metric("fairlead_router_retries_total") == share
     assert await router.metric("fairlead_router_side_errors_total") == share and await router.metric("fairlead_router_canary_weight") == 20
-
-
-async def test_router_processes_started_by_the_operators_command_do_the_same(fleet: Fleet, tmp_path: Path) -> None:
-    """Two routers as the operator starts them; every request kills the canary, and it is given up while they serve."""
-    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=dies_at_once)
-    flags = [
-        "--workers",
-        f"static://{stable.address},{canary.address}",
-        "--poll-interval",
-        "0.1",
-        "--canary-file",
-        write_split(tmp_path, 40),
-    ]
-    async with router_process(*flags) as (_, one, _), router_process(*flags) as (_, two, _), httpx.AsyncClient(timeout=30) as client:
-        for url in (one, two):
-            await eventually(lambda url=url: _both_known(client, url), "both workers are usable")
-        asked = [client.post(f"{(one, two)[number % 2]}/v1/completions", json={"prompt": f"p{number}"}) for number in range(60)]
-        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
-        sides = [msgspec.json.decode((await client.get(f"{url}/fairlead/split")).content, type=SplitReport) for url in (one, two)]
-        assert sum(side.canary.errors for side in sides) == sum(side.canary.requests for side in sides) > 0
-        write_split(tmp_path, None)
-        await eventually(lambda: _given_up(client, one, two), "both have learned that there is no canary")
-        before = len(canary.received)
-        assert (await client.post(f"{one}/v1/completions", json={"prompt": "after"})).status_code == 200
-        assert len(canary.received) == before
-
-
-async def _both_known(client: httpx.AsyncClient, url: str) -> bool:
-    workers = (await client.get(f"{url}/fairlead/workers")).json()["workers"]
-    return [worker["canary"] for worker in workers if worker["usable"]].count("new") == 1 and len(workers) == 2
-
-
-async def _given_up(client: httpx.AsyncClient, *urls: str) -> bool:
-    return not any([(await client.get(f"{url}/fairlead/split")).json()["revision"] for url in urls])
 
 
 async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weight_grows(fleet: Fleet, tmp_path: Path) -> None:

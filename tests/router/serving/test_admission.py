@@ -10,7 +10,7 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
 
-from fairlead_router.serving.admission import AHEAD_REQUESTS, AHEAD_SECONDS, Ticket
+from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Tenant
 
@@ -61,17 +61,18 @@ async def test_without_pressure_every_request_goes_immediately(fleet: Fleet) -> 
     assert {(await one).status_code for one in asked} == {200}
 
 
-async def test_prompts_of_whole_answers_that_are_computed_keep_no_others_away(fleet: Fleet) -> None:
+async def test_prompts_of_whole_answers_that_are_computed_keep_no_others_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such an answer begins only at its end, after seconds of decoding."""
+    monkeypatch.setattr("fairlead_router.serving.admission.AHEAD_SECONDS", 0.5)
     turns, behaviour = gate()
-    load = {"prefill_rate": 2000.0, "running": 20, "max_running": 256, "waiting": 0, "backlog_tokens": 0}
+    load = {"prefill_rate": 6000.0, "running": 20, "max_running": 256, "waiting": 0, "backlog_tokens": 0}
     worker = await fleet.worker(behaviour=behaviour, load=load)
     router = await fleet.router(worker)
     asked = [asyncio.create_task(router.complete(f"{number} " + "one two three " * 30)) for number in range(40)]
     queue = router.server.router.admission._queue
     await eventually(lambda: len(queue) > 10, "the worker has enough to compute")
     (known,) = router.table
-    assert known.pending_tokens > 0.9 * AHEAD_SECONDS * 2000
+    assert known.pending_tokens > 0.9 * 0.5 * 6000
     await eventually(lambda: len(worker.received) == 40, "it gets the others once it should have computed those", 30)
     await eventually(lambda: not known.pending_tokens and not known.pending_prompts, "all are computed", 30)
     assert known.in_flight == 40

@@ -12,6 +12,10 @@ from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.workers import Worker
 
 
+async def silent(exchange: Exchange) -> None:
+    await exchange.until_client_gone()
+
+
 async def test_a_refused_connection_is_retried_on_another_worker(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
     router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)  # health checks do not find it first
@@ -146,9 +150,6 @@ async def test_a_whole_answer_is_visibly_truncated_when_its_worker_dies(fleet: F
 
 
 async def test_a_silent_worker_is_given_up_at_the_deadline(fleet: Fleet) -> None:
-    async def silent(exchange: Exchange) -> None:
-        await exchange.until_client_gone()
-
     async def silent_later(exchange: Exchange) -> None:
         await exchange.head()
         await exchange.event("one")
@@ -225,26 +226,20 @@ async def test_without_any_worker_the_client_gets_503_after_the_hold_timeout(fle
     assert 'fairlead_router_refused_total{reason="hold"} 1.0' in (await router.client.get("/metrics")).text
 
 
-async def test_a_stopped_worker_loses_the_requests_that_it_has_not_started(fleet: Fleet) -> None:
-    """As after SIGSTOP or on an unreachable node: connections stay open and nothing answers."""
-    stopped, other = await fleet.worker(), await fleet.worker()
+@pytest.mark.parametrize("stays", [True, False], ids=["listed", "removed"])
+async def test_a_silent_worker_loses_the_requests_that_it_has_not_started(fleet: Fleet, stays: bool) -> None:
+    """As after SIGSTOP or on an unreachable node: connections stay open and nothing answers. It may also leave discovery."""
+    stopped, other = await fleet.worker(behaviour=silent), await fleet.worker()
     router = await fleet.router(stopped, policy="RoundRobin", workers=fleet.list_in_file(stopped))
-
-    async def silent(exchange: Exchange) -> None:
-        await exchange.until_client_gone()
-
-    stopped.behaviour = silent
     waiting = asyncio.create_task(router.complete("x"))
     await eventually(lambda: len(stopped.received) == 1, "it has the request")
     stopped.stopped = True
-    fleet.list_in_file(stopped, other)
+    fleet.list_in_file(*([stopped] if stays else []), other)
+    await eventually(lambda: stays or router.table.get(stopped.address) is None, "it was dropped")
     assert (await waiting).status_code == 200 and len(other.received) == 1
 
 
 async def test_the_only_worker_is_given_up_while_silent_and_used_again_when_it_resumes(fleet: Fleet) -> None:
-    async def silent(exchange: Exchange) -> None:
-        await exchange.until_client_gone()
-
     worker = await fleet.worker(behaviour=silent)
     router = await fleet.router(worker, silence_timeout=2, hold_timeout=0.3)
     waiting = asyncio.create_task(router.complete("x"))
@@ -353,20 +348,6 @@ async def test_a_health_check_begun_before_a_failure_does_not_mark_the_worker_he
     await eventually(lambda: len(seen) > checks, "it is checked again")
     assert seen[checks] is False
     await eventually(lambda: known.usable, "the next health check clears it")
-
-
-async def test_requests_of_a_silent_worker_that_leaves_discovery_are_retried_elsewhere(fleet: Fleet) -> None:
-    async def silent(exchange: Exchange) -> None:
-        await exchange.until_client_gone()
-
-    stopped, other = await fleet.worker(behaviour=silent), await fleet.worker()
-    router = await fleet.router(stopped, policy="RoundRobin", workers=fleet.list_in_file(stopped))
-    waiting = asyncio.create_task(router.complete("x"))
-    await eventually(lambda: len(stopped.received) == 1, "it has the request")
-    stopped.stopped = True
-    fleet.list_in_file(other)
-    await eventually(lambda: router.table.get(stopped.address) is None, "it was dropped")
-    assert (await waiting).status_code == 200 and len(other.received) == 1
 
 
 async def test_a_worker_is_checked_again_after_an_unexpected_exception(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

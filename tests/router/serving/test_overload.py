@@ -103,7 +103,7 @@ async def test_batch_work_keeps_its_share_while_chats_alone_are_too_many(fleet: 
     worker = await prefilling_worker(fleet)
     router, chats, batch = await fleet.router(worker, slo_classes=CLASSES), Tally(), Tally()
     await eventually(lambda: all(one.load.prefill_rate for one in router.table), "the router knows the worker's rate")
-    overload = asyncio.create_task(arrivals(router, 2.0, 4.0, chats))
+    overload = asyncio.create_task(arrivals(router, 2.0, 2.5, chats))
     await eventually(lambda: all(one.pending_tokens > TOKENS for one in router.table), "the worker is behind")
     work = [asyncio.create_task(client(router, number, "batch", batch)) for number in range(10)]
     await overload

@@ -259,6 +259,7 @@ def test_usage_is_read_wherever_the_stream_is_split(cut: int) -> None:
 @pytest.fixture(autouse=True)
 def quick_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("fairlead_router.tenancy.quota.SYNC_SECONDS", 0.05)
+    monkeypatch.setattr("fairlead_router.tenancy.quota.HEARTBEAT_SECONDS", 0.5)
     yield
 
 

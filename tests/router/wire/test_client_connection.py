@@ -66,6 +66,7 @@ async def test_pipelined_requests_are_answered_in_order(fleet: Fleet) -> None:
         assert [(await answer(reader))[0] for _ in range(3)] == [200] * 3
 
 
+@pytest.mark.usefixtures("frozen_heap")
 async def test_at_most_one_pipelined_request_is_read_ahead(fleet: Fleet) -> None:
     """A client that sends requests behind a slow one must not fill the memory with them."""
 
@@ -112,6 +113,7 @@ async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(flee
             assert (await answer(reader))[0] == 200
 
 
+@pytest.mark.usefixtures("frozen_heap")
 async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(fleet: Fleet) -> None:
     """Full collections block the event loop for as long as there are objects, so they are rare."""
     router = await fleet.router(await fleet.worker())

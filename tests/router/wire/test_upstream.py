@@ -159,6 +159,7 @@ async def test_surplus_connections_to_a_worker_are_closed(fleet: Fleet, monkeypa
     await eventually(lambda: len(worker._connections) <= 2, "a health check closed the old ones")
 
 
+@pytest.mark.usefixtures("frozen_heap")
 async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third ends, a third is cut by its client, a third by its worker. Afterwards no task, socket, object or count is left."""
 
