@@ -116,15 +116,6 @@ def test_a_row_chooses_the_same_alone_and_in_any_company(vocabulary: int) -> Non
     assert together == backwards[::-1] == alone
 
 
-def test_draws_follow_the_distribution() -> None:
-    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, float("-inf")]])
-    count = 20_000
-    tokens, _ = sample(logits.expand(count, -1), requests([Sampling(max_tokens=1, seed=s) for s in range(count)]))
-    frequency = np.bincount(tokens, minlength=5) / count
-    assert frequency[4] == 0
-    np.testing.assert_allclose(frequency, logits.softmax(1)[0].numpy(), atol=0.015)
-
-
 @pytest.mark.parametrize(
     "setting",
     [{}, {"top_k": 40}, {"top_p": 0.7}, {"top_p": 0.95, "temperature": 2.0}, {"min_p": 0.2}, {"top_k": 1500, "top_p": 0.8}],
