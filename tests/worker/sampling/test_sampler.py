@@ -32,13 +32,6 @@ def requests(samplings: Sequence[Sampling], prompt: int = 5) -> list[Request]:
     return [make_request(str(i), range(prompt), sampling) for i, sampling in enumerate(samplings)]
 
 
-def test_greedy_is_the_largest_logit() -> None:
-    logits = torch.randn(20, 1000)
-    tokens, logprobs = sample(logits, requests([GREEDY] * 20))
-    assert tokens == logits.argmax(1).tolist()
-    assert logprobs == []
-
-
 SETTINGS = [
     {"temperature": 0.7},
     {"top_k": 5},
