@@ -44,7 +44,7 @@ def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="session")
 def flagged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """A worker without Redis that tests must not end, with flags and a variable that do not affect each other."""
-    flags = ("--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000", "--allowed-origins", "*")
+    flags = ("--metrics-names", "vllm", "--allowed-origins", "*")
     limits = ("--limits", "grammar_timeout=2,max_grammar_bytes=20000")
     worker = WorkerProcess(model, tmp_path_factory.mktemp("flagged"), *flags, *limits, OMP_WAIT_POLICY="ACTIVE")
     yield worker.wait_ready()

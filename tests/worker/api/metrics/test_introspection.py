@@ -138,11 +138,3 @@ def test_vllms_dashboards_find_their_names(flagged: WorkerProcess) -> None:
     shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', flagged.client.get("/metrics").text, re.M))
     assert dashboard <= shown
     assert [flagged.metric(name) - value for name, value in zip(names, before, strict=True)] == [5, 5, 5, 5, usage["prompt_tokens"]]
-
-
-def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(flagged: WorkerProcess) -> None:
-    ask(flagged, "no-tier", max_tokens=2)
-    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in flagged.log.read_text()
-    assert flagged.metric("fairlead_host_kv_pages") == 0
-    until(lambda: lines(flagged, "no-tier"), "the line of the request")
-    assert lines(flagged, "no-tier")[0]["host_cached_tokens"] == 0
