@@ -57,7 +57,7 @@ def requests(seed: int = 0) -> list[Request]:
 def test_every_step_is_what_a_plain_computation_gives() -> None:
     torch.manual_seed(4)
     chooser, histories, rows = random.Random(5), Histories(), requests()
-    for step in range(150):
+    for step in range(50):
         logits = torch.randn(len(rows), VOCABULARY) * 4
         want = torch.stack([slowly(row, request) for row, request in zip(logits, rows, strict=True)])
         torch.testing.assert_close(histories.adjust(logits, rows), want, rtol=0, atol=0, msg=f"step {step}")

@@ -118,7 +118,7 @@ def test_draws_follow_the_distribution_over_many_blocks(setting: dict[str, float
     """A vocabulary of several blocks and a part of one, against the probabilities that the filters leave."""
     torch.manual_seed(4)
     sampling = Sampling(max_tokens=1, **setting)  # type: ignore[arg-type]  # as above
-    logits, count = torch.randn(1, 1800) * 2, 40_000
+    logits, count = torch.randn(1, 1800) * 2, 10_000
     noise = torch.from_numpy(uniform(range(count), [7] * count))
     tokens = torch.cat([draw(logits.expand(len(some), -1), [sampling] * len(some), some) for some in noise.split(2000)])
     scaled = (logits - logits.amax()) / sampling.temperature

@@ -73,7 +73,7 @@ def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, o
     model = engine(max_bypass=8, idle_prefill_chunks=5)
     model.submit(prompt(1, 20_000), 1, name="batch", priority=BATCH)
     batch = chats = 0
-    while chats < 120 * CHUNK:
+    while chats < 60 * CHUNK:
         while model.scheduler.waiting.tokens < 20_000 + 5 * CHUNK:
             model.submit(prompt(len(model.told) + 2, urgent), output, ignore_eos=True)
         plan = model.step()
@@ -203,7 +203,7 @@ def test_odd_step_times_set_no_limit(seconds: float) -> None:
     assert budget(stats) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400), st.sampled_from([0, 1, BATCH])), min_size=1, max_size=40),
     config=st.sampled_from(
