@@ -78,9 +78,8 @@ async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable
             await writer.leave()
 
 
-def test_a_silent_peer_does_not_delay_the_start_and_token_ids_of_prompts_need_the_services_credential(
-    start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path
-) -> None:
+def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path) -> None:
+    """And a peer that does not answer does not delay the start."""
     (tmp_path / "password").write_text("of this service")
     variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/told", "FAIRLEAD_REDIS_CREDENTIALS": str(tmp_path)}
     with socket.create_server(("127.0.0.1", 0)) as silent:
