@@ -58,13 +58,12 @@ def flagged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 
 @pytest.fixture(scope="session")
 def narrow(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker that runs one request at a time, lets three wait, looks drafts up, and is greedy by default. Tests must not end it."""
+    """A worker that runs one request at a time, lets three wait, and is greedy by default. Tests must not end it."""
     defaults = tmp_path_factory.mktemp("defaults")
     (defaults / "generation_config.json").write_text('{"temperature": 0.0}')
     variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NARROW_NAMESPACE}
     flags = ("--max-num-seqs", "1", "--max-waiting-requests", "3", "--generation-config", str(defaults))
-    look_up = ("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}')
-    worker = WorkerProcess(model, tmp_path_factory.mktemp("narrow"), *flags, *look_up, **variables)
+    worker = WorkerProcess(model, tmp_path_factory.mktemp("narrow"), *flags, **variables)
     yield worker.wait_ready()
     assert worker.stop() == 0
 

@@ -33,8 +33,9 @@ def same(worker: WorkerProcess, plain: WorkerProcess) -> None:
                 assert choice["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-3)
 
 
-def test_a_look_up_changes_no_answer(narrow: WorkerProcess, shared: WorkerProcess) -> None:
-    worker = narrow
+def test_a_look_up_changes_no_answer(start: Callable[..., WorkerProcess], shared: WorkerProcess) -> None:
+    flags = ("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}')
+    worker = start(*flags).wait_ready()
     same(worker, shared)
     text = asked(shared, ASKED[0])["choices"][0]["text"]
     stop = text[7:10]
