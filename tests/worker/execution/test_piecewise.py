@@ -199,6 +199,14 @@ def test_what_cannot_be_recorded_runs_without(fault: str, loaded: LoadedModel, m
     assert runner.run(replace(step, sampling=torch.tensor([4]))).shape == (1, 500)
 
 
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Leave the objects of the whole test run out of full collections, each of which would take a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class Memory:
     """A device that holds recorded graphs, and nothing else of weight."""
 
@@ -229,7 +237,7 @@ class Memory:
         return 1 << 20
 
 
-def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, quick_collections: None) -> None:
     """Their sizes are chosen once, from steps that the scheduler may plan: the next choice could need more than was measured."""
     memory, chosen = Memory(), list[int]()
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
