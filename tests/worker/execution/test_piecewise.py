@@ -199,14 +199,6 @@ def test_what_cannot_be_recorded_runs_without(fault: str, loaded: LoadedModel, m
     assert runner.run(replace(step, sampling=torch.tensor([4]))).shape == (1, 500)
 
 
-@pytest.fixture
-def quick_collections() -> Iterator[None]:
-    """Leave the objects of the whole test run out of full collections, each of which would take a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Memory:
     """A device that holds recorded graphs, and nothing else of weight."""
 

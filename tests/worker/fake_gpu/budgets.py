@@ -22,13 +22,13 @@ from fairlead_worker.scheduler.plan import StepPlan
 
 FILE = Path(__file__).parent / "budgets.json"
 ROWS, CONTEXT, CHUNK = 4, 100, 64
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 MOE = SIZES | {"moe_intermediate_size": 128}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama bf16": ("llama", "none", SIZES),
     "qwen2 bf16": ("qwen2", "none", SIZES),
     "qwen3 bf16": ("qwen3", "none", SIZES),
-    "gemma2 bf16": ("gemma2", "none", SIZES),
+    "gemma2 bf16": ("gemma2", "none", SIZES | {"num_hidden_layers": 2}),
     "gemma3 bf16": ("gemma3", "none", SIZES | {"num_hidden_layers": 3}),
     "phi3 bf16": ("phi3", "none", SIZES),
     "gpt_neox bf16": ("gpt_neox", "none", SIZES),

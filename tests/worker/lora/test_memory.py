@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.worker.execution.replayed import KERNELS, PAGE, Replayed, decodes, filled_backend
 from tests.worker.execution.test_piecewise import Memory as PiecesMemory
-from tests.worker.execution.test_piecewise import quick_collections
 from tests.worker.lora.adapted import folders, loaded
 
 from fairlead_worker.execution import runner_builder as runner_module
@@ -27,7 +26,7 @@ from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
 
-__all__ = ["folders", "loaded", "quick_collections"]
+__all__ = ["folders", "loaded"]
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
