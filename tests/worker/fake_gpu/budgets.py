@@ -68,11 +68,11 @@ class Budget:
     kernels: dict[str, float] = field(default_factory=dict)
 
 
-def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
-    """Return step -> {"layer", "step"} -> what it uses."""
+def measure(gpu: FakeGpu, case: str, only: str = "") -> dict[str, dict[str, Budget]]:
+    """Return step -> {"layer", "step"} -> what it uses. `only`: one step instead of all."""
     family, quantization, settings = CASES[case]
     depth = settings.get("num_hidden_layers", 2)
-    steps = (*STEPS, *["mixed"] * (case == MIXED), *(step + PIECEWISE for step in PIECES.get(case, ())))
+    steps = (only,) if only else (*STEPS, *["mixed"] * (case == MIXED), *(step + PIECEWISE for step in PIECES.get(case, ())))
     shallow, deep = (
         run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case, steps) for layers in (depth, 2 * depth)
     )

@@ -267,7 +267,8 @@ def ranks_of(gpu: FakeGpu, family: str) -> tuple[list[ModelRunner], list[FakeGro
     """Return the runners of two ranks, with graphs, of which the first leads."""
     groups = [FakeGroup(gpu, rank, 2) for rank in (0, 1)]
     runners = [
-        RunnerBuilder(loaded=load(family, group), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group).build() for group in groups
+        RunnerBuilder(loaded=load(family, group, num_hidden_layers=2), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group).build()
+        for group in groups
     ]
     sent = Sent()
     lead(runners[0], cast(Ranks, sent), groups[0])

@@ -45,7 +45,7 @@ def waits_of(gpu: FakeGpu, loaded: LoadedModel | None = None, runner: ModelRunne
 
 def excess(gpu: FakeGpu, case: str = "llama bf16", part: str = "layer", step: str = "decode") -> str:
     assert case in CASES and step in (*STEPS, *(each + PIECEWISE for each in PIECES.get(case, ())))
-    return "; ".join(exceeded(measure(gpu, case)[step][part], read()[case][step][part]))
+    return "; ".join(exceeded(measure(gpu, case, step)[step][part], read()[case][step][part]))
 
 
 def around(monkeypatch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
