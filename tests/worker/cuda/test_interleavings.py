@@ -26,7 +26,7 @@ def test_no_access_depends_on_the_speed_of_a_stream(graphs: bool, expected: list
     """Requests that are not aborted get their tokens, with prefixes that move to the host and back on the way."""
     loads = aborts = replays = 0
 
-    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(ACTIONS)
     def run(actions: list[tuple[str, int]]) -> None:
         nonlocal loads, aborts, replays

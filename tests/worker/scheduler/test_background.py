@@ -73,7 +73,7 @@ def test_less_urgent_work_gets_one_turn_in_max_bypass_and_no_more(urgent: int, o
     model = engine(max_bypass=8, idle_prefill_chunks=5)
     model.submit(prompt(1, 20_000), 1, name="batch", priority=BATCH)
     batch = chats = 0
-    while chats < 60 * CHUNK:
+    while chats < 120 * CHUNK:
         while model.scheduler.waiting.tokens < 20_000 + 5 * CHUNK:
             model.submit(prompt(len(model.told) + 2, urgent), output, ignore_eos=True)
         plan = model.step()
