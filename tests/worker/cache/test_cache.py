@@ -212,11 +212,3 @@ def test_matches_follow_publishing_and_eviction() -> None:
     cache.untrack(match)
     cache.untrack(match)
     assert ROOT not in cache._roots
-
-
-def test_memory_stays_flat() -> None:
-    cache = cache_of(pages=64)
-    for turn in range(3000):
-        compute(cache, tokens(40, first=turn % 50 * 7)).release()
-    assert len(cache._leaves._heap) <= 64, "one entry a node at most"
-    assert sum(1 for _ in cache.nodes()) == cache.pool.cached

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from bench.gpu import interpreter
 from bench.gpu.batches import packed
@@ -11,8 +12,10 @@ from tests.worker.cuda.tensors import CUDA
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 
 
-def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(expected: list[list[int]]) -> None:
-    with device_engine() as (engine, mode):
+@pytest.mark.parametrize("scales", [None, (0.25, 1.0)], ids=["float16", "float8 KV"])
+def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(scales: tuple[float, ...] | None) -> None:
+    expected = expected_answers(scales)
+    with device_engine(scales=scales) as (engine, mode):
         assert engine.runner.graphs is not None and engine.runner.graphs.is_recorded
         for _ in range(2):
             for prompt in range(len(PROMPTS)):
@@ -24,20 +27,6 @@ def test_a_batch_uses_graphs_and_the_host_tier_without_a_fault(expected: list[li
         load = engine.scheduler.load().host
         assert load is not None and load.loaded and load.saved and mode.machine.replays
         assert set(mode.machine.waits) == {"event synchronize", "synchronize"}, "the second while graphs are recorded"
-
-
-def test_float8_kv_uses_graphs_and_the_host_tier_without_a_fault() -> None:
-    scales = (0.25, 1.0)
-    expected = expected_answers(scales)
-    with device_engine(scales=scales) as (engine, mode):
-        for _ in range(2):
-            for prompt in range(len(PROMPTS)):
-                engine.submit(prompt)
-            engine.finish()
-        assert engine.answers() == {name: expected[prompt] for name, prompt in engine.prompts.items()}
-        assert mode.machine.faults == []
-        load = engine.scheduler.load().host
-        assert load is not None and load.loaded and load.saved and mode.machine.replays
 
 
 @torch.inference_mode()

@@ -1,7 +1,9 @@
 """Greedy output equals transformers' `generate`, token for token, in float32, for any chunks, batch, cache and preemptions."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.models import FAMILIES, save_model
@@ -23,14 +25,16 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(request.param, tmp_path_factory.mktemp(request.param))
+def case(request: pytest.FixtureRequest) -> Case:
+    return make_case(request.param)
 
 
-def make_case(family: str, folder: Path) -> Case:
-    model = save_model(family, folder)
-    prompts = make_prompts()
-    return Case(family, load_model(str(folder)), prompts, generate(model, prompts))
+@cache
+def make_case(family: str) -> Case:
+    """Return the case of a family, the same one for all tests: `generate` takes seconds."""
+    with TemporaryDirectory() as folder:
+        model = save_model(family, Path(folder))
+        return Case(family, load_model(folder), make_prompts(), generate(model, make_prompts()))
 
 
 def test_the_expected_text_is_varied(case: Case) -> None:
@@ -84,15 +88,15 @@ def test_after_retraction(case: Case, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])
-def test_page_sizes(page_size: int, tmp_path: Path) -> None:
-    case = make_case("gemma2", tmp_path)
+def test_page_sizes(page_size: int) -> None:
+    case = make_case("gemma2")
     engine = Engine(case.loaded, chunk=64, pages=16384 // page_size, page_size=page_size)
     assert engine.serve(case.prompts) == case.expected
     assert engine.serve(case.prompts) == case.expected
 
 
-def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -> None:
-    case = make_case("llama", tmp_path)
+def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache() -> None:
+    case = make_case("llama")
     sampling = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
     cold = Engine(case.loaded, chunk=0)
     expected = [cold.serve([prompt], root=i, **sampling)[0] for i, prompt in enumerate(case.prompts)]
@@ -103,7 +107,6 @@ def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -
         assert engine.serve(case.prompts, **sampling) == expected
 
 
-@pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -115,8 +118,9 @@ def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -
     ],
     ids=str,
 )
-def test_scheduling_changes_no_token(settings: dict[str, float], page_size: int, tmp_path: Path) -> None:
-    case = make_case("llama", tmp_path)
-    engine = Engine(case.loaded, chunk=64, pages=16384 // page_size, page_size=page_size, settings=settings)
+def test_scheduling_changes_no_token(settings: dict[str, float]) -> None:
+    """`test_combinations.py` has the same with other page sizes."""
+    case = make_case("llama")
+    engine = Engine(case.loaded, chunk=64, settings=settings)
     assert engine.serve(case.prompts) == case.expected
     assert engine.serve(case.prompts) == case.expected

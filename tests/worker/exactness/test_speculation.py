@@ -15,8 +15,8 @@ NGRAM = {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(request.param, tmp_path_factory.mktemp(request.param))
+def case(request: pytest.FixtureRequest) -> Case:
+    return make_case(request.param)
 
 
 def half_as_good(loaded: LoadedModel, folder: Path, family: str) -> LoadedModel:
@@ -54,8 +54,8 @@ def test_greedy_with_a_look_up(case: Case, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [DRAFT, NGRAM], ids=["draft", "ngram"])
-def test_retraction(settings: dict[str, float], tmp_path: Path) -> None:
-    case = make_case("llama", tmp_path)
+def test_retraction(settings: dict[str, float]) -> None:
+    case = make_case("llama")
     optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     chosen = [i for i, length in enumerate(LENGTHS) if length <= 333]
     draft = case.loaded if settings is DRAFT else None
@@ -74,7 +74,7 @@ SAMPLED = [
 
 @pytest.mark.parametrize("method", ["ngram", "draft"])
 def test_sampled_tokens_are_the_same_ones(method: str, tmp_path: Path) -> None:
-    case = make_case("qwen3", tmp_path / "model")
+    case = make_case("qwen3")
     draft = half_as_good(case.loaded, tmp_path / "draft", "qwen3") if method == "draft" else None
     plain = Engine(case.loaded, chunk=64)
     engine = Engine(case.loaded, chunk=64, settings=DRAFT if method == "draft" else NGRAM, draft=draft)
@@ -96,7 +96,7 @@ def test_sampled_tokens_are_the_same_ones(method: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_with_every_way_of_scheduling(settings: dict[str, float], tmp_path: Path) -> None:
-    case = make_case("mistral", tmp_path / "model")
+    case = make_case("mistral")
     engine = Engine(case.loaded, chunk=64, settings=DRAFT | settings, draft=half_as_good(case.loaded, tmp_path / "draft", "mistral"))
     assert engine.serve(case.prompts) == case.expected
     assert engine.serve(case.prompts) == case.expected

@@ -7,17 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu.batches import packed
-from tests.worker.execution.planner import make_request
 from tests.worker.execution.replayed import PAGE, PAGES, Replayed, decodes, filled_backend
-from tests.worker.execution.test_draft import Asking
-from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead.random_model import make_model
 from fairlead_worker.execution.cuda_graphs.decodes import batch_sizes, graphs_for
-from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.sizing import measure_allocation
-from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.model.loader import LoadedModel, load_model
@@ -79,41 +74,6 @@ def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
     expected, replayed = plain.run(step), graphed.graphs.run(step)
     assert replayed is not None
     torch.testing.assert_close(replayed, expected, rtol=0, atol=0.02)
-
-
-def test_a_draft_models_guesses_are_replayed(loaded: LoadedModel) -> None:
-    """The model drafts for itself: its drafts are right with graphs too. LoRA adapters of requests do not affect it."""
-
-    def serve(graphed: bool) -> tuple[dict[str, list[int]], int, int]:
-        guessing = ModelRunner(loaded, filled_backend(loaded))
-        drafter = Drafter(guessing.forward, loaded, guessing.backend, 500)
-        replays = 0
-        if graphed:
-            drafter.graphs = graphs_for(guessing.forward, guessing.backend, 4, 100, Replayed())
-            assert drafter.graphs is not None
-            drafter.graphs.capture()
-            run = drafter.graphs.run
-
-            def counted(step: PackedStep) -> torch.Tensor | None:
-                nonlocal replays
-                logits = run(step)
-                replays += logits is not None
-                return logits
-
-            drafter.graphs.run = counted  # type: ignore[method-assign]  # counts
-        requests = [make_request(str(i), [5 + i, 9, 200, 31 * i], Sampling(max_tokens=24, temperature=0)) for i in range(3)]
-        for request in requests:
-            request.adapter = 1
-        runner = ModelRunner(loaded, filled_backend(loaded), drafter=drafter)
-        scheduler = Asking(requests, PAGES, PAGE, 1 << 30)
-        tokens, _, steps = serve_all(runner, scheduler)
-        return tokens, steps, replays
-
-    tokens, steps, _ = serve(False)
-    graphed, again, replays = serve(True)
-    assert graphed == tokens
-    assert again <= steps + 2, "guesses are as good"
-    assert replays > 10
 
 
 @torch.inference_mode()

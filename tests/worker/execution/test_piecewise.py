@@ -229,7 +229,7 @@ class Memory:
         return 1 << 20
 
 
-def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_have_their_memory_before_pages_do(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, quick_collections: None) -> None:
     """Their sizes are chosen once, from steps that the scheduler may plan: the next choice could need more than was measured."""
     memory, chosen = Memory(), list[int]()
     monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)

@@ -22,13 +22,13 @@ from fairlead_worker.scheduler.plan import StepPlan
 
 FILE = Path(__file__).parent / "budgets.json"
 ROWS, CONTEXT, CHUNK = 4, 100, 64
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 MOE = SIZES | {"moe_intermediate_size": 128}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama bf16": ("llama", "none", SIZES),
     "qwen2 bf16": ("qwen2", "none", SIZES),
     "qwen3 bf16": ("qwen3", "none", SIZES),
-    "gemma2 bf16": ("gemma2", "none", SIZES),
+    "gemma2 bf16": ("gemma2", "none", SIZES | {"num_hidden_layers": 2}),
     "gemma3 bf16": ("gemma3", "none", SIZES | {"num_hidden_layers": 3}),
     "phi3 bf16": ("phi3", "none", SIZES),
     "gpt_neox bf16": ("gpt_neox", "none", SIZES),
@@ -68,11 +68,11 @@ class Budget:
     kernels: dict[str, float] = field(default_factory=dict)
 
 
-def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
-    """Return step -> {"layer", "step"} -> what it uses."""
+def measure(gpu: FakeGpu, case: str, only: str = "") -> dict[str, dict[str, Budget]]:
+    """Return step -> {"layer", "step"} -> what it uses. `only`: one step instead of all."""
     family, quantization, settings = CASES[case]
     depth = settings.get("num_hidden_layers", 2)
-    steps = (*STEPS, *["mixed"] * (case == MIXED), *(step + PIECEWISE for step in PIECES.get(case, ())))
+    steps = (only,) if only else (*STEPS, *["mixed"] * (case == MIXED), *(step + PIECEWISE for step in PIECES.get(case, ())))
     shallow, deep = (
         run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case, steps) for layers in (depth, 2 * depth)
     )

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.models import one_thread
+from tests.models import one_thread, quick_collections
 from tests.worker.fake_gpu.device.gpu import FakeGpu
 from tests.worker.fake_gpu.device.worker import fake_worker
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "quick_collections"]
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_the_loops_wait_for_tokens_only(gpu: FakeGpu, overlapped: bool) -> None:
         assert "sampling/sampler.py:sample" not in reads, "tokens are read through an event, after the next launch"
 
 
-def test_a_model_is_loaded_for_a_gpu_and_measured(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_a_model_is_loaded_for_a_gpu_and_measured(gpu: FakeGpu, tmp_path: Path, quick_collections: None) -> None:
     """The loader's and the memory profile's branches for GPUs, with every fusion, and graphs."""
     save_model("qwen3", tmp_path, head_dim=64)
     loaded = load_model(str(tmp_path), dtype="bfloat16", device="cuda")
@@ -267,7 +267,8 @@ def ranks_of(gpu: FakeGpu, family: str) -> tuple[list[ModelRunner], list[FakeGro
     """Return the runners of two ranks, with graphs, of which the first leads."""
     groups = [FakeGroup(gpu, rank, 2) for rank in (0, 1)]
     runners = [
-        RunnerBuilder(loaded=load(family, group), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group).build() for group in groups
+        RunnerBuilder(loaded=load(family, group, num_hidden_layers=2), page_size=PAGE, kv_pages=PAGES, graph_rows=4, group=group).build()
+        for group in groups
     ]
     sent = Sent()
     lead(runners[0], cast(Ranks, sent), groups[0])

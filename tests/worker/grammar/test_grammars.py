@@ -1,6 +1,5 @@
 """Grammars together with every other feature of a step: the tokens do not depend on the rest of the batch or on the execution mode."""
 
-import json
 import threading
 
 import msgspec
@@ -400,22 +399,6 @@ def test_text_that_spells_a_special_token_is_text(model: Model) -> None:
     assert all(model.tokenizer.decode(answer.tokens).startswith("<|im_start|>") for answer in serving.serve(list(map(Ask, grammars))))
 
 
-def test_ebnf_and_lark(model: Model) -> None:
-    serving = Serving(model)
-    ebnf = 'root ::= "sum " number " + " number\nnumber ::= [1-9] [0-9]?'
-    lark = 'start: "sum " NUMBER " + " NUMBER\nNUMBER: /[1-9][0-9]?/'
-    for text in (serving.text(answer) for answer in serving.serve([Ask(model.grammar("grammar", each)) for each in (ebnf, lark)])):
-        first, second = text.removeprefix("sum ").split(" + ")
-        assert 1 <= int(first) <= 99 and 1 <= int(second) <= 99
-
-
 def test_a_model_without_such_a_tokenizer_says_so(model: Model) -> None:
     with pytest.raises(GrammarError, match="tokenizer"):
         Compiler("{}", 100, ())
-
-
-def test_json_of_any_kind(model: Model) -> None:
-    serving = Serving(model)
-    answers = serving.serve([Ask(model.grammar("json", {"type": "object"}), max_tokens=400, seed=seed) for seed in range(6)])
-    finished = [serving.text(answer) for answer in answers if answer.finish == "stop"]
-    assert finished and all(isinstance(json.loads(text), dict) for text in finished)

@@ -318,7 +318,7 @@ def accepts(model: Model, grammar: str, text: str) -> bool:
 JUNK: tuple[Any, ...] = (None, True, -1, 1.5, 10**30, "x", "#", [], [1], [{}], {}, {"type": 7}, {"$ref": ["#"]}, [["a"]])
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(40))
 def test_junk_in_a_schema_is_refused_in_its_terms(model: Model, seed: int) -> None:
     chance = random.Random(seed)
     schema = json.loads(

@@ -1,5 +1,5 @@
 """Torch on one thread for these tests."""
 
-from tests.models import one_thread
+from tests.models import one_thread, quick_collections
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "quick_collections"]

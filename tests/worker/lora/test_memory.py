@@ -1,8 +1,5 @@
 """Slots of LoRA adapters: their number and size, and that their memory and that of graphs is reserved before pages are sized."""
 
-import gc
-import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.worker.execution.replayed import KERNELS, PAGE, Replayed, decodes, filled_backend
+from tests.worker.execution.test_piecewise import Memory as PiecesMemory
 from tests.worker.lora.adapted import folders, loaded
 
 from fairlead_worker.execution import runner_builder as runner_module
@@ -29,6 +27,7 @@ from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
 
 __all__ = ["folders", "loaded"]
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]) -> None:
@@ -119,30 +118,15 @@ def test_graphs_are_as_large_as_steps_of_decodes(
     assert max(recorder.recorded) == rows
 
 
-class Memory:
-    """A device that holds slots and recorded graphs, and nothing else of weight."""
-
-    total = (256 << 20) + (16 << 20)  # the first part is kept free in any case
-    graph_bytes = 1 << 20
+class Memory(PiecesMemory):
+    """A device that holds slots of adapters too."""
 
     def __init__(self, adapters: AdapterSet) -> None:
+        super().__init__()
         self._adapters = adapters
-        self.graphs = 0
-        self.recorder = Replayed()
-
-    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        replay = self.recorder.record(run)
-        self.graphs += 1
-        weakref.finalize(replay, lambda: setattr(self, "graphs", self.graphs - 1))
-        return replay
 
     def free(self) -> int:
-        gc.collect()
-        return self.total - self.graphs * self.graph_bytes - (self._adapters.slots.bytes if self._adapters.slots else 0)
-
-    def peak_of(self, run: Callable[[], None]) -> int:
-        run()
-        return 1 << 20
+        return super().free() - (self._adapters.slots.bytes if self._adapters.slots else 0)
 
 
 @pytest.mark.parametrize("growing", [True, False], ids=["loaded at run time", "none"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from bench.gpu.models.low_bit_weights import narrow_experts
-from safetensors.torch import load_file, save_file
 from tests.models import FAMILIES
 from tests.worker.exactness.families import MORE
 from tests.worker.model.checkpoints import (
@@ -24,7 +23,7 @@ from tests.worker.model.checkpoints import (
     fp8_with_one_scale,
     save_quantized,
 )
-from tests.worker.model.lowbit.test_checkpoint import AUTO_FP8, BLOCKS, Alone, explicit, fp8_of_scalars
+from tests.worker.model.lowbit.test_checkpoint import AUTO_FP8, BLOCKS, Alone, explicit, fp8_of_scalars, save
 from transformers import AutoConfig, PreTrainedModel
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
@@ -103,15 +102,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(expert_checkpoint, "load_triton_product", PlainProduct)
     monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
     yield
-
-
-def save(form: Form, folder: Path) -> PreTrainedModel:
-    """As `save_quantized`, with what is not quantized in bfloat16."""
-    plain = save_quantized(form, folder)
-    path = folder / "model.safetensors"
-    tensors = {name: tensor if "_proj" in name else tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-    return plain
 
 
 def kept(model: PreTrainedModel) -> list[LowBitExperts]:

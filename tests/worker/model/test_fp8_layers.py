@@ -134,13 +134,6 @@ def test_without_torchao_they_are_widened(multiplies: None, tmp_path: Path, monk
     assert "float8 weights are widened to bfloat16: to keep them in 8 bits takes the package torchao" in caplog.text
 
 
-def test_asking_for_them_takes_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_quantized(ROUNDED, tmp_path)
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None if name == "torchao" else name)
-    with pytest.raises(ModelLoadError, match="--quantization fp8, which needs the package torchao, and that is not installed"):
-        load_model(str(tmp_path), quantization="fp8")
-
-
 def test_sizes_that_gpus_do_not_multiply_are_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one layer or another: those of a rank's part may be odd."""
     save_quantized(replace(ROUNDED, changes={"intermediate_size": 72}), tmp_path)

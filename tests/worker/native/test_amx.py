@@ -27,23 +27,18 @@ Made = Callable[[int], ctypes.CDLL]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The library with the stand-in; broken: as its header says."""
+    """The library with the stand-in; broken: as its header says. Only `amx.c` has it, so the rest is compiled once."""
+    folder = tmp_path_factory.mktemp("amx")
+    compiler = ["gcc", *(flag for flag in build.FLAGS if flag != "-O3"), "-O1", *build.LEVELS["avx512_bf16"]]
+    rest = [str(build.SOURCES / f"{name}.c") for name in ("blocks", "gemm", "pack", "round", "team", "tile", "tile_blocks", "unpack")]
+    subprocess.run([*compiler, "-c", *rest], check=True, cwd=folder)
+    objects = [str(path) for path in folder.glob("*.o")]
 
     def compiled(broken: int) -> ctypes.CDLL:
-        folder = tmp_path_factory.mktemp("amx")
-        flags = [flag for flag in build.FLAGS if flag != "-O3"] + [
-            "-O1",
-            *build.LEVELS["avx512_bf16"],
-            f'-DFAIRLEAD_AMX_STAND_IN="{STAND_IN}"',
-            f"-DAMX_BROKEN={broken}",
-        ]
-        sources = [
-            str(build.SOURCES / f"{name}.c") for name in ("amx", "blocks", "gemm", "pack", "round", "team", "tile", "tile_blocks", "unpack")
-        ]
-        subprocess.run(["gcc", *flags, "-c", *sources], check=True, cwd=folder)
-        objects = [str(path) for path in folder.glob("*.o")]
-        subprocess.run(["gcc", "-shared", *objects, "-lm", "-o", "amx.so"], check=True, cwd=folder)
-        return ctypes.CDLL(str(folder / "amx.so"))
+        flags = [f'-DFAIRLEAD_AMX_STAND_IN="{STAND_IN}"', f"-DAMX_BROKEN={broken}"]
+        library = str(folder / f"amx{broken}.so")
+        subprocess.run([*compiler, *flags, "-shared", str(build.SOURCES / "amx.c"), *objects, "-lm", "-o", library], check=True)
+        return ctypes.CDLL(library)
 
     return compiled
 

@@ -137,14 +137,10 @@ def test_a_rank_that_cannot_start_says_so_and_a_stop_leaves_nothing(
     # What rank 0 takes of it is there, and what rank 1 takes is not.
     tensors[name] = tensors[name][:, : tensors[name].shape[1] // 2].contiguous()
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "adapter_config.json").write_text("{}")
-    worker, adapted, served = start(of=broken), start("--lora-modules", f"sql=file://{tmp_path}/empty"), start().wait_ready()
-    assert worker.wait(120) == adapted.wait(120) == 1
+    worker, served = start(of=broken), start().wait_ready()
+    assert worker.wait(120) == 1
     reason = worker.termination_log.read_text()
     assert "rank 1 of 2: " in reason and "has no part" in reason
-    reason = adapted.termination_log.read_text()
-    assert "cannot load LoRA adapter sql from file://" in reason and "there is no adapter_model.safetensors" in reason
 
     processes = [*children(served.process.pid), second_rank(served)]
     assert served.stop() == 0

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,16 +115,12 @@ class Planner:
         return list(result)
 
 
-def compile_planner(changes: Mapping[str, str] | None = None) -> ctypes.CDLL:
-    """Return the planner's library, compiled once for the same sources. `changes`: text of scheduler.cuh to replace, for planted faults."""
+def compile_planner() -> ctypes.CDLL:
+    """Return the planner's library, compiled once for the same sources."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     assert compiler is not None
     headers, cuda = site() / "flashinfer" / "data" / "include" / "flashinfer", site() / "nvidia" / "cu13" / "include"
-    scheduler = (headers / SCHEDULER).read_text()
-    for text, other in (changes or {}).items():
-        assert scheduler.count(text) == 1, f"FlashInfer's scheduler.cuh does not have this text once: {text}"
-        scheduler = scheduler.replace(text, other)
-    texts = {SCHEDULER: scheduler, "pos_enc.cuh": POSITIONS, **{name: (headers / name).read_text() for name in HEADERS}}
+    texts = {"pos_enc.cuh": POSITIONS, **{name: (headers / name).read_text() for name in (SCHEDULER, *HEADERS)}}
     key = hashlib.sha256("\0".join([compiler, *FLAGS, SOURCE.read_text(), *texts.values()]).encode()).hexdigest()[:16]
     built = ENVIRONMENT.folder / "planner" / f"{key}.so"
     if not built.exists():

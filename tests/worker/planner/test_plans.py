@@ -249,26 +249,3 @@ def test_a_graph_that_is_planned_like_an_eager_step_is_found(
     monkeypatch.setattr(PlanningLibrary, "BatchDecodeWithPagedKVCacheWrapper", eager)
     with pytest.raises(AssertionError):
         run_examples(Case(LayerSpec(8, 2, 128, 128, 0.1)), real(H100), monkeypatch)
-
-
-PLANTED_THERE = {
-    "a graph splits keys only where rows are long": ("enable_cuda_graph || low < max_kv_len", "low < max_kv_len"),
-    "the grid follows the lengths": (
-        "enable_cuda_graph ? std::max(max_batch_size_if_split, total_num_tiles_q) : new_batch_size",
-        "new_batch_size",
-    ),
-    "partial results of 0.6": (
-        "ceil_div(static_cast<size_t>(padded_batch_size) * cta_tile_q, gqa_group_size)",
-        "padded_batch_size * cta_tile_q",
-    ),
-    "a window's last keys are left out": ("ceil_div(window_left + cta_tile_q, page_size)", "ceil_div(window_left / 2, page_size)"),
-}
-"""Changes of FlashInfer's scheduler.cuh that an upgrade might bring."""
-
-
-@pytest.mark.parametrize("fault", PLANTED_THERE)
-def test_a_planner_that_breaks_a_promise_is_found(fault: str, flashinfer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = compile_planner(dict([PLANTED_THERE[fault]]))
-    with pytest.raises((AssertionError, PlanFailed)):
-        for kind in KINDS:
-            run_examples(Case(kind), PlanningLibrary(flashinfer, Planner(built, H100)), monkeypatch)

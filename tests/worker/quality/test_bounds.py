@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from fairlead_worker.model.acceptance import MARGIN
 from fairlead_worker.native.library import native
 
-TOKENS = 600
+TOKENS = 300
 BFLOAT16_CHANGE, INT4_CHANGE = 0.003, 0.05
 """Largest change of the NLL, in nats per token."""
 NOISE = 4

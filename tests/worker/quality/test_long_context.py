@@ -12,7 +12,7 @@ from tests.real_models import SMOLLM2, real_folder
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
 
-CONTEXT = 2048
+CONTEXT = 1024
 CHOSEN = ("chunks of 512", "prefix cached", "preempted", "prefix from the host tier")
 """Of `bench quality --contexts`, which runs all of them over 8,192 tokens."""
 FLAT = 0.01

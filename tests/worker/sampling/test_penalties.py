@@ -2,18 +2,14 @@
 
 import random
 from array import array
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.models import save_model
-from tests.worker.execution.planner import Planner, make_request
+from tests.worker.execution.planner import make_request
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
-from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import penalties as adjust
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
@@ -62,7 +58,7 @@ def requests(seed: int = 0) -> list[Request]:
 def test_every_step_is_what_a_plain_computation_gives() -> None:
     torch.manual_seed(4)
     chooser, histories, rows = random.Random(5), Histories(), requests()
-    for step in range(150):
+    for step in range(50):
         logits = torch.randn(len(rows), VOCABULARY) * 4
         want = torch.stack([slowly(row, request) for row, request in zip(logits, rows, strict=True)])
         torch.testing.assert_close(histories.adjust(logits, rows), want, rtol=0, atol=0, msg=f"step {step}")
@@ -130,34 +126,6 @@ def test_stop_tokens_outside_the_vocabulary_harm_nobody() -> None:
     request = make_request("a", [1], Sampling(max_tokens=9, temperature=0, min_tokens=5, logit_bias=((4_000_000_000, 1.0),)))
     request.stop_tokens = frozenset({4_000_000_000})
     assert sample(torch.eye(1, 10), [request])[0] == [0]
-
-
-def test_a_broken_models_row_still_gives_a_token() -> None:
-    tokens, _ = sample(torch.full((1, 10), float("nan")), [make_request("a", [1], Sampling(max_tokens=9))])
-    assert 0 <= tokens[0] < 10
-
-
-def test_penalized_output_is_the_same_alone_together_and_in_chunks(tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-    loaded = load_model(str(tmp_path))
-    settings: list[dict[str, Any]] = [
-        {"temperature": 0.0, "frequency_penalty": 100.0},
-        {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.4, "presence_penalty": 0.5},
-        {"temperature": 0.0},
-        {"temperature": 0.0, "allowed_token_ids": tuple(range(10, 20))},
-    ]
-
-    def run(chosen: list[int], chunk: int) -> list[list[int]]:
-        made = [
-            make_request(str(i), [(i * 31 + j * 7) % 500 + 2 for j in range(40)], Sampling(max_tokens=12, **settings[i])) for i in chosen
-        ]
-        Planner(made, 60, 8, chunk).run(RunnerBuilder(loaded=loaded, page_size=8, kv_pages=60).build())
-        return [request.tokens[request.prompt_length :].tolist() for request in made]
-
-    together = run([0, 1, 2, 3], 7)
-    assert together == [run([i], 1 << 30)[0] for i in range(4)]
-    assert len(set(together[0])) == 12, "nothing comes twice"
-    assert set(together[3]) <= set(range(10, 20))
 
 
 def test_tokens_that_a_request_names_are_read_once() -> None:

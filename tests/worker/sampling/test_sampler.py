@@ -32,13 +32,6 @@ def requests(samplings: Sequence[Sampling], prompt: int = 5) -> list[Request]:
     return [make_request(str(i), range(prompt), sampling) for i, sampling in enumerate(samplings)]
 
 
-def test_greedy_is_the_largest_logit() -> None:
-    logits = torch.randn(20, 1000)
-    tokens, logprobs = sample(logits, requests([GREEDY] * 20))
-    assert tokens == logits.argmax(1).tolist()
-    assert logprobs == []
-
-
 SETTINGS = [
     {"temperature": 0.7},
     {"top_k": 5},
@@ -116,15 +109,6 @@ def test_a_row_chooses_the_same_alone_and_in_any_company(vocabulary: int) -> Non
     assert together == backwards[::-1] == alone
 
 
-def test_draws_follow_the_distribution() -> None:
-    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, float("-inf")]])
-    count = 20_000
-    tokens, _ = sample(logits.expand(count, -1), requests([Sampling(max_tokens=1, seed=s) for s in range(count)]))
-    frequency = np.bincount(tokens, minlength=5) / count
-    assert frequency[4] == 0
-    np.testing.assert_allclose(frequency, logits.softmax(1)[0].numpy(), atol=0.015)
-
-
 @pytest.mark.parametrize(
     "setting",
     [{}, {"top_k": 40}, {"top_p": 0.7}, {"top_p": 0.95, "temperature": 2.0}, {"min_p": 0.2}, {"top_k": 1500, "top_p": 0.8}],
@@ -134,7 +118,7 @@ def test_draws_follow_the_distribution_over_many_blocks(setting: dict[str, float
     """A vocabulary of several blocks and a part of one, against the probabilities that the filters leave."""
     torch.manual_seed(4)
     sampling = Sampling(max_tokens=1, **setting)  # type: ignore[arg-type]  # as above
-    logits, count = torch.randn(1, 1800) * 2, 40_000
+    logits, count = torch.randn(1, 1800) * 2, 10_000
     noise = torch.from_numpy(uniform(range(count), [7] * count))
     tokens = torch.cat([draw(logits.expand(len(some), -1), [sampling] * len(some), some) for some in noise.split(2000)])
     scaled = (logits - logits.amax()) / sampling.temperature

@@ -272,6 +272,10 @@ class EngineModel:
         self._check_pages()
         self._check_blocks()
 
+    def rest(self) -> None:
+        """Read what is launched, and check."""
+        self.check()
+
     def check_answers(self) -> None:
         """Every request that was not aborted or refused has answered exactly as the reference."""
         for name, told in self.told.items():

@@ -203,7 +203,7 @@ def test_odd_step_times_set_no_limit(seconds: float) -> None:
     assert budget(stats) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400), st.sampled_from([0, 1, BATCH])), min_size=1, max_size=40),
     config=st.sampled_from(

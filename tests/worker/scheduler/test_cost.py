@@ -75,11 +75,11 @@ def test_the_calls_of_a_step_do_not_depend_on_the_number_of_plain_decodes() -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_memory_is_flat(policy: str) -> None:
-    """Objects that the collector knows, after each of three thousand requests of new prompts, roots and ids."""
+    """Objects that the collector knows, after each of three times 300 requests of new prompts, roots and ids."""
     machine = EngineModel(256, 4, policy=policy, max_num_seqs=64)
     draw, seen = random.Random(1), []
     for _ in range(3):
-        for _ in range(1000):
+        for _ in range(300):
             machine.submit([draw.randrange(1000) for _ in range(9)], 2, root=draw.randrange(1 << 30))
             if len(machine.scheduler.waiting) > 100:
                 machine.step()

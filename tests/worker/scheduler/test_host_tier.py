@@ -2,7 +2,6 @@
 
 from array import array
 
-import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.test_scheduler import prompt
 
@@ -88,27 +87,6 @@ def test_a_preempted_request_finds_its_pages_on_the_host() -> None:
         assert load.preemptions > 0
         recomputed[slots] = load.preemption_recomputed_tokens / load.preemptions
     assert recomputed[64] < 4 < recomputed[0], "less than a page: what had not filled one"
-
-
-@pytest.mark.parametrize("in_flight", [False, True])
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_abort_in_every_state(steps: int, in_flight: bool) -> None:
-    """Waiting for host pages, while they are loaded, while the rest is prefilled, while it decodes."""
-    machine = machine_with_prefix_on_host(chunked_prefill_size=8)
-    machine.submit([*prompt(40), *prompt(14, 9)], 9, name="x", ignore_eos=True)
-    for _ in range(steps):
-        machine.step()
-        machine.check()
-    if in_flight:
-        machine.step(abort_in_flight="x")
-    else:
-        machine.abort("x")
-    machine.check()
-    assert machine.told["x"].finish == "abort"
-    after = machine.submit([*prompt(40), 3], 2)
-    finish(machine)
-    assert machine.told[after].cached_tokens == 40
-    assert machine.cache.available == machine.cache.pool.total
 
 
 def test_a_prefix_on_the_host_is_admitted_only_where_the_device_has_room() -> None:

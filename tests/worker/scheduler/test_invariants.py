@@ -1,5 +1,6 @@
 """Any arrivals, aborts and steps in any order: no page is lost or shared wrongly, and every answer is the reference's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, event, given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import VOCABULARY, EngineModel
 
 from fairlead_common.scheduling_policy import POLICIES
+from fairlead_worker.ipc.messages import PoolingKind
 
 STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
 STEMS.append(STEMS[0][:20] + STEMS[1][20:])  # parts from the first one on the way
@@ -25,7 +27,7 @@ class Arrival:
     priority: int
     tenant: str
     scored: bool
-    pooled: bool
+    pooling: PoolingKind | None
     adapter: bool
 
     def submit(self, machine: EngineModel) -> tuple[str, int]:
@@ -43,8 +45,8 @@ class Arrival:
             stop_token_ids=self.stop,
             priority=self.priority,
             tenant=self.tenant,
-            prompt_logprobs=0 if self.scored and not self.pooled else None,
-            pooling="last" if self.pooled else None,
+            prompt_logprobs=0 if self.scored and not self.pooling else None,
+            pooling=self.pooling,
         )
         return name, len(prompt) + max_tokens
 
@@ -73,7 +75,7 @@ arrivals = st.builds(
     priority=st.sampled_from([0, 0, -1, 5]),
     tenant=st.sampled_from(["", "a", "b"]),
     scored=st.sampled_from([False, False, False, True]),
-    pooled=st.sampled_from([False, False, False, False, False, True]),
+    pooling=st.sampled_from([None] * 10 + ["last", "mean"]),
     adapter=st.sampled_from([False, False, False, True]),
 )
 events = st.lists(
@@ -96,7 +98,7 @@ often = settings(
 )
 
 
-@settings(often, max_examples=150)
+@settings(often, max_examples=60)
 @given(
     events=events,
     pages=st.integers(8, 64),
@@ -129,7 +131,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     play(machine, events)
 
 
-@settings(often, max_examples=150)
+@settings(often, max_examples=60)
 @given(
     events=events,
     pages=st.integers(8, 24),
@@ -149,8 +151,10 @@ def test_no_page_is_lost_or_shared_wrongly_with_a_host_tier(events, pages, page_
     )
 
 
-def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
-    """Everything that happens, then to the end, with every invariant checked after every step."""
+def play(
+    machine: EngineModel, events: list[Arrival | Abort | Steps], between: Callable[[], object] = lambda: None, rounds: int = 10
+) -> None:
+    """Everything that happens, then to the end, with every invariant checked after every step. `rounds`: at most, for each token."""
     names: list[str] = []
     work = 0
     for happening in events:
@@ -165,7 +169,9 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
                 machine.step(names[happening.abort % len(names)] if names and happening.abort is not None else None)
                 machine.check()
         machine.check()
-    machine.run(steps=100 + 10 * work)
+        between()
+    machine.run(steps=1000 + rounds * work)
+    machine.rest()
     machine.check_answers()
     load = machine.scheduler.load()
     event(f"preempted: {load.preemptions > 0}")
@@ -180,3 +186,6 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     for told in machine.told.values():
         if told.finish in ("stop", "length") and told.submit.sampling.prompt_logprobs is not None:
             assert told.scores == list(range(len(told.submit.tokens) // 4 - 1)), "each position once, and in order"
+        if told.finish == "stop" and (kind := told.submit.pooling):
+            length = len(told.submit.tokens) // 4
+            assert told.pooled == list(range(length))[0 if kind == "mean" else -1 :], "and so it is pooled"

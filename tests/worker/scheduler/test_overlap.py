@@ -7,7 +7,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
-from tests.worker.scheduler.test_invariants import Abort, Arrival, Steps, events, often
+from tests.worker.scheduler.test_invariants import events, often, play
 
 from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.ipc.messages import TokenLogprobs
@@ -221,27 +221,6 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     )
     machine.stalls, machine.ends = lambda: noise.random() < stall, lambda: noise.random() < end
     machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
-    names: list[str] = []
-    work = 0
-    for happening in events:
-        if isinstance(happening, Arrival):
-            name, tokens = happening.submit(machine)
-            names.append(name)
-            work += tokens
-        elif isinstance(happening, Abort) and happening.which < len(names):
-            machine.abort(names[happening.which])
-        elif isinstance(happening, Steps):
-            for _ in range(happening.count):
-                machine.step(names[happening.abort % len(names)] if names and happening.abort is not None else None)
-        if noise.random() < 0.5:
-            machine.rest()
-    machine.run(steps=1000 + 40 * work)
-    machine.rest()
-    machine.check_answers()
-    load = machine.scheduler.load()
-    event(f"preempted: {load.preemptions > 0}")
+    play(machine, events, lambda: noise.random() < 0.5 and machine.rest(), rounds=40)
     event(f"discarded: {machine.discarded > 0}")
     event(f"stalled: {machine.stalled > 0}")
-    assert load.running == load.waiting == load.backlog_tokens == 0
-    assert load.pages_free == load.pages_total, "with no request left, every page can be had"
-    assert all(told.finish for told in machine.told.values()), "every request ends"

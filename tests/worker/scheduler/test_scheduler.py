@@ -261,21 +261,6 @@ def test_lpm_admits_the_longest_prefix_first_fcfs_the_first() -> None:
         assert seen == expected
 
 
-def test_the_oldest_request_is_bypassed_a_bounded_number_of_times() -> None:
-    machine = EngineModel(256, 16, policy="lpm", max_num_seqs=1, max_bypass=5)
-    machine.submit(prompt(64))
-    machine.run()
-    machine.submit(prompt(64, 1), 1, name="oldest")
-    passed = 0
-    machine.submit([*prompt(64), 0], 1)
-    while machine.told["oldest"].finish is None:
-        machine.submit([*prompt(64), passed + 1], 1)  # a request with a longer prefix always waits
-        machine.step()
-        passed += 1
-    assert passed == 6
-    finish(machine)
-
-
 def test_a_large_request_is_bypassed_a_bounded_number_of_times() -> None:
     machine = EngineModel(16, 4, policy="fcfs", max_bypass=3, dedupe_tokens=1000)
     machine.submit(prompt(4, 1), 25, ignore_eos=True)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -11,7 +10,6 @@ from types import TracebackType
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CHUNK = 65_536  # bytes
 TOKEN = "hf_open_sesame"
 _INFO = re.compile(r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.%-]+))?$")
 _TREE = re.compile(r"/api/models/([\w.-]+/[\w.-]+)/tree/([\w.%-]+)")
@@ -24,9 +22,8 @@ class Hub:
     limited/model gets 429, and for broken/model the connection ends without an answer.
     """
 
-    def __init__(self, folder: Path, rate: float = 0) -> None:
-        """`rate`: bytes per second of each connection; 0: without a limit."""
-        self.folder, self._rate = folder, rate
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.fetched: list[str] = []
         hub = self
 
@@ -97,7 +94,5 @@ class Hub:
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             request.send_header(name, value)
         request.end_headers()
-        for start in range(0, len(content) if body else 0, CHUNK):
-            request.wfile.write(content[start : start + CHUNK])
-            if self._rate:
-                time.sleep(min(CHUNK, len(content) - start) / self._rate)  # the simulated network
+        if body:
+            request.wfile.write(content)

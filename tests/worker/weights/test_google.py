@@ -105,16 +105,6 @@ def test_models_of_one_path_in_two_kinds_of_store_are_kept_apart(tmp_path: Path)
     assert cache.folder(URI) != cache.folder(URI.replace("gs", "s3"))
 
 
-def test_a_store_that_is_away_is_not_asked_for_what_is_complete(source: Throttle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "t")
-    folder = resolve(URI, cache=ModelCache(tmp_path))
-    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
-    monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:9")
-    assert resolve(URI, cache=ModelCache(tmp_path)) == folder
-    with pytest.raises(ModelLoadError, match=r"cannot be reached: see spec\.model\.endpoint"):
-        resolve(URI, cache=ModelCache(tmp_path / "other"))
-
-
 @pytest.mark.parametrize(
     ("uri", "variable", "status", "message"),
     [

@@ -16,12 +16,13 @@ SCRIPT = """
 import json, sys
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.uri import resolve
-phases = []
-try:
-    folder = resolve(sys.argv[1], lambda phase, percent, *more: phases.append((phase, percent)))
-    print(json.dumps({"folder": str(folder), "phases": phases, "torch": "torch" in sys.modules}))
-except ModelLoadError as error:
-    print(json.dumps({"error": str(error)}))
+for uri in sys.argv[1:]:
+    phases = []
+    try:
+        folder = resolve(uri, lambda phase, percent, *more: phases.append((phase, percent)))
+        print(json.dumps({"folder": str(folder), "phases": phases, "torch": "torch" in sys.modules}))
+    except ModelLoadError as error:
+        print(json.dumps({"error": str(error)}))
 """
 
 
@@ -45,17 +46,21 @@ os.access = lambda path, mode, **how: False
 
 
 def ask(uri: str, cache: Path, endpoint: str, before: str = "", **environment: str) -> dict[str, object]:
+    (answer,) = ask_for([uri], cache, endpoint, before, **environment)
+    return answer
+
+
+def ask_for(uris: list[str], cache: Path, endpoint: str, before: str = "", **environment: str) -> list[dict[str, object]]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-c", before + SCRIPT, uri],
+        [sys.executable, "-c", before + SCRIPT, *uris],
         env={**keep, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "PYTHONPATH": str(WORKER), **environment},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(uris) :]]
 
 
 def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_path: Path) -> None:
@@ -75,22 +80,21 @@ def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_
     assert (folder / "model.safetensors").read_bytes() == bytes(300_000)
 
 
-@pytest.mark.parametrize(
-    ("uri", "message"),
-    [
-        ("hf://no/such", "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (404)"),
-        ("hf://private/model", "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (401)"),
-        (
-            "hf://gated/model",
-            "the repository is gated (403): accept its terms on the hub, and give a token of that account: HF_TOKEN (spec.model.secretRef)",
-        ),
-        ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
-        ("hf://limited/model", "the hub answered 429: try again later, or mirror the model and use file:///"),
-        ("hf://broken/model", "the hub cannot be reached (RemoteProtocolError: Server disconnected without sending a response.)"),
-    ],
-)
-def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path, uri: str, message: str) -> None:
-    assert ask(uri, tmp_path / "cache", hub.url) == {"error": f"cannot load model {uri}: {message}"}
+REFUSALS = {
+    "hf://no/such": "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (404)",
+    "hf://private/model": "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (401)",
+    "hf://gated/model": (
+        "the repository is gated (403): accept its terms on the hub, and give a token of that account: HF_TOKEN (spec.model.secretRef)"
+    ),
+    "hf://tiny/model@v9": "the repository has no revision 'v9' (404)",
+    "hf://limited/model": "the hub answered 429: try again later, or mirror the model and use file:///",
+    "hf://broken/model": "the hub cannot be reached (RemoteProtocolError: Server disconnected without sending a response.)",
+}
+
+
+def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    answers = ask_for([*REFUSALS], tmp_path / "cache", hub.url)
+    assert answers == [{"error": f"cannot load model {uri}: {message}"} for uri, message in REFUSALS.items()]
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_holds(hub: Hub, tmp_path: Path) -> None:

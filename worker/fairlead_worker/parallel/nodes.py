@@ -1,7 +1,7 @@
 """Rank 0's control of the other nodes of a model: it admits them, sends them each step, and receives load progress and failures.
 
 torchrun's rendezvous would be less code, but it admits every client that reaches its port: such a client reads the group's id from the
-store and takes a rank (`tests/worker/parallel/test_torchrun.py`). Here a node without the shared secret is refused.
+store and takes a rank. Here a node without the shared secret is refused.
 It also waits in silence: our leader's `/ready` names the missing nodes, and a refused node says which flag or release differs.
 """
 

@@ -11,16 +11,6 @@ CHAT = [{"role": "user", "content": "one two"}]
 PROMPT = list(range(5, 105))
 
 
-def test_server_info_has_every_setting_and_no_password(start: Any, redis: RedisServer) -> None:
-    url = redis.url.replace("redis://", "redis://:not-the-password@")
-    worker = start(FAIRLEAD_REDIS_URL=url, FAIRLEAD_INDEX_NAMESPACE="test/secret", FAIRLEAD_NODES_SECRET="s" * 32).wait_ready()
-    text = worker.client.get("/server_info").text
-    assert "not-the-password" not in text and "s" * 32 not in text
-    said = worker.client.get("/server_info").json()
-    assert said["settings"]["kv_pages"] == "600" and said["max_model_len"] == 4096
-    assert said["system_fingerprint"] == worker.complete(prompt="x", max_tokens=1)["system_fingerprint"]
-
-
 FAULT = """
 import sys
 from importlib.machinery import PathFinder
@@ -46,17 +36,24 @@ sys.meta_path.insert(0, Plant())
 """A module that Python imports at its start: the trial then fails."""
 
 
-def test_a_failed_start_up_trial_shows_on_every_page(start: Any, tmp_path: Path) -> None:
+def test_server_info_has_every_setting_and_no_password_and_every_page_a_failed_start_up_trial(
+    start: Any, redis: RedisServer, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
-    worker = start("--overlap", "on", PYTHONPATH=path).wait_ready()
-    said = worker.client.get("/server_info").json()
-    assert said["cuda_graphs"] == "off: no CUDA graphs with a CPU"
+    url = redis.url.replace("redis://", "redis://:not-the-password@")
+    secrets = {"FAIRLEAD_REDIS_URL": url, "FAIRLEAD_INDEX_NAMESPACE": "test/secret", "FAIRLEAD_NODES_SECRET": "s" * 32}
+    worker = start("--overlap", "on", PYTHONPATH=path, **secrets).wait_ready()
+    answer = worker.client.get("/server_info")
+    said = answer.json()
+    assert "not-the-password" not in answer.text and "s" * 32 not in answer.text
+    assert said["settings"]["kv_pages"] == "600" and said["max_model_len"] == 4096
+    assert said["system_fingerprint"] == worker.complete(prompt="x", max_tokens=1)["system_fingerprint"]
+    assert said["cuda_graphs"] == "off: no CUDA graphs with a CPU" and said["overlap"] == "on"
     why = said["fallback"]
-    assert why == "CUDA graphs failed the start-up trial and are off: planted" and said["overlap"] == "on"
+    assert why == "CUDA graphs failed the start-up trial and are off: planted"
     assert worker.client.get("/ready").json()["fallback"] == worker.load()["fallback"] == why
-    metrics = worker.client.get("/metrics").text
-    assert 'fairlead_engine_fallback{model_name="tiny"} 1.0' in metrics
+    assert 'fairlead_engine_fallback{model_name="tiny"} 1.0' in worker.client.get("/metrics").text
 
 
 def test_tokenizer_info_has_the_template_and_sizes(shared: WorkerProcess) -> None:

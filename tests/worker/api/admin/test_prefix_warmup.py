@@ -20,8 +20,8 @@ from fairlead_worker.ipc.transport import ZmqChannel, ZmqEngineEnd
 
 SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
 SALTED = "The contract of a tenant who shares nothing with the others, read again and again by its own clients. " * 5
-
-
+ADAPTED = "A ship of the line sails before the wind, and an adapter of the model tells where it sails. " * 6
+GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 WARMUP = {"FAIRLEAD_WARMUP_TOKENS": "4096", "FAIRLEAD_WARMUP_TIMEOUT": "60"}
 
 
@@ -30,49 +30,37 @@ def cached(worker: WorkerProcess, prompt: str, **more: object) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
+def test_a_new_worker_starts_with_the_prefixes_that_clients_share(
+    model: Path, start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path
+) -> None:
+    """Those of an adapter are computed with it, and only where it is loaded."""
+    save_adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter", 1)
+    lora = ("--lora-modules", f"first=file://{tmp_path / 'adapter'}")
     variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/warm", **WARMUP}
     # All pods of a service use the same admin port; here each pod has its own host address.
     variables["FAIRLEAD_ADMIN_PORT"] = str(free_port())
-    first = start("--host", "127.0.0.2", FAIRLEAD_POD_NAME="first", **variables).wait_ready()
+    first = start("--host", "127.0.0.2", *lora, FAIRLEAD_POD_NAME="first", **variables).wait_ready()
     for question in ("Where is it?", "When does it come?", "Who loads it?"):
         first.complete(prompt=SYSTEM + question, max_tokens=1)
         first.complete(prompt=SALTED + question, max_tokens=1, cache_salt="tenant a")
+        adapted = first.complete(prompt=ADAPTED, model="first", **GREEDY)
     first.complete(prompt="Asked once. " * 40, max_tokens=1)
-    second = start(FAIRLEAD_POD_NAME="second", FAIRLEAD_PEERS=f"static://127.0.0.2:{first.port}", **variables).wait_ready()
-    shared = len(second.post("/tokenize", prompt=SYSTEM).json()["tokens"])
+    variables["FAIRLEAD_PEERS"] = f"static://127.0.0.2:{first.port}"
+    second = start("--host", "127.0.0.3", *lora, FAIRLEAD_POD_NAME="second", **variables)
+    without = start("--host", "127.0.0.4", FAIRLEAD_POD_NAME="without", **variables)
+    shared = len(second.wait_ready().post("/tokenize", prompt=SYSTEM).json()["tokens"])
     assert cached(second, SYSTEM + "How heavy is it?") >= shared - 32
     assert cached(second, SALTED + "May they?", cache_salt="tenant a") > 100
     assert cached(second, SALTED + "May they?", cache_salt="tenant b") == 0, "a salt still parts the caches"
     assert cached(second, SALTED + "May they?") == 0
     assert cached(second, "Asked once. " * 40) == 0, "no client came back to it"
+    answer = second.complete(prompt=ADAPTED, model="first", **GREEDY)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert answer["choices"][0]["text"] == adapted["choices"][0]["text"]
+    assert cached(second, ADAPTED) == cached(without.wait_ready(), ADAPTED) == 0, "the base model's KV is another"
     log = second.log.read_text()
     assert "warmed in" in log and f"tokens from 127.0.0.2:{first.port}" in log
     assert "careful" not in log and "contract" not in log
-
-
-def test_a_peer_that_does_not_answer_does_not_delay_the_start(start: Callable[..., WorkerProcess]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
-        worker = start(FAIRLEAD_PEERS=peer, **WARMUP | {"FAIRLEAD_WARMUP_TIMEOUT": "0.5"}).wait_ready()
-        assert "warm-up ended after 0.5 s" in worker.log.read_text()
-
-
-def test_adapters_prefixes_are_computed_with_the_adapter_and_only_where_it_is_loaded(
-    model: Path, start: Callable[..., WorkerProcess], tmp_path: Path
-) -> None:
-    save_adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter", 1)
-    lora = ("--lora-modules", f"first=file://{tmp_path / 'adapter'}")
-    variables = {**WARMUP, "FAIRLEAD_ADMIN_PORT": str(free_port())}
-    first = start("--host", "127.0.0.2", *lora, **variables).wait_ready()
-    answers = [first.complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True) for _ in range(3)]
-    variables["FAIRLEAD_PEERS"] = f"static://127.0.0.2:{first.port}"
-    same, without = start("--host", "127.0.0.3", *lora, **variables), start("--host", "127.0.0.4", **variables)
-    answer = same.wait_ready().complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True)
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
-    assert answer["choices"][0]["text"] == answers[0]["choices"][0]["text"]
-    assert cached(same, SYSTEM) == 0, "the base model's KV is another"
-    assert cached(without.wait_ready(), SYSTEM) == 0
 
 
 async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
@@ -91,20 +79,17 @@ async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable
 
 
 def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("of this service")
-    access = RedisAccess(redis.url, str(tmp_path))
-    worker = start(
-        FAIRLEAD_REDIS_URL=redis.url,
-        FAIRLEAD_INDEX_NAMESPACE="test/told",
-        FAIRLEAD_REDIS_CREDENTIALS=str(tmp_path),
-        FAIRLEAD_WARMUP_TOKENS="64",
-    )
-    worker.wait_ready()
+    """And a peer that does not answer does not delay the start."""
+    (tmp_path / "password").write_text("of this service")
+    variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/told", "FAIRLEAD_REDIS_CREDENTIALS": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
+        worker = start(FAIRLEAD_PEERS=peer, **variables, **WARMUP | {"FAIRLEAD_WARMUP_TIMEOUT": "0.5"}).wait_ready()
+        assert "warm-up ended after 0.5 s" in worker.log.read_text()
     path = "/internal/hot-prefixes/64"
     assert worker.client.get(path).status_code == 401
     assert worker.client.get(path, headers={"authorization": "Bearer " + "0" * 64}).status_code == 401
-    bearer = {"authorization": build_bearer(access)}
+    bearer = {"authorization": build_bearer(RedisAccess(redis.url, str(tmp_path)))}
     assert worker.client.get(path, headers=bearer).status_code == 200
     for tokens in ("many", "²", "9" * 5000):
         assert worker.client.get(f"/internal/hot-prefixes/{tokens}", headers=bearer).status_code == 400, tokens[:10]

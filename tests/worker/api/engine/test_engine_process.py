@@ -102,12 +102,11 @@ def expected(model: Path) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("ahead", "flags"),
     [
-        (True, {}),
         (True, {"deterministic": True}),
         (True, {"max_cudagraph_capture_size": 8, "attention_backend": "reference"}),
         (False, {"speculative_config": {"method": "ngram"}}),
     ],
-    ids=["alone", "deterministic", "graphs", "speculation"],
+    ids=["deterministic", "graphs", "speculation"],
 )
 def test_steps_launched_ahead_change_no_token(
     model: Path,

@@ -34,9 +34,8 @@ def source(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Throttle]:
 def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     source: Throttle, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache"
     source.allow(3)  # the listing and two files; then the bucket sends nothing more
-    worker = start("--model", "s3://models/tiny", "--limits", "load_timeout=8", FAIRLEAD_MODEL_CACHE=str(cache))
+    worker = start("--model", "s3://models/tiny", "--limits", "load_timeout=8", FAIRLEAD_MODEL_CACHE=str(tmp_path / "cache"))
     seen: list[dict[str, Any]] = []
 
     def downloading() -> bool:
@@ -51,11 +50,6 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     assert worker.process.wait(60) == 1
     said = worker.termination_log.read_text()
     assert said.startswith("the load has made no progress for ") and "the source has stopped sending: see spec.model.uri" in said
-
-    source.open()
-    again = start("--model", "s3://models/tiny", FAIRLEAD_MODEL_CACHE=str(cache)).wait_ready()
-    assert again.complete(model="tiny", prompt=[1, 2, 3], max_tokens=2)["usage"]["completion_tokens"] == 2
-    assert (cache / "fairlead" / "models").is_dir()
 
 
 def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_download(monkeypatch: pytest.MonkeyPatch) -> None:

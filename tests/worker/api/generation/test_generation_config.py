@@ -1,7 +1,6 @@
 """A model's own sampling defaults."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,15 +46,12 @@ def test_another_folder_gives_them_instead(tmp_path: Path) -> None:
         WorkerConfig.from_command_line(["--model", "o/n", "--generation-config", str(tmp_path)])
 
 
-def test_a_worker_applies_and_names_them(start: Callable[..., WorkerProcess], shared: WorkerProcess, tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.0}))
-    body = {"prompt": "The sea", "max_tokens": 16, "ignore_eos": True}
+def test_a_worker_applies_and_names_them(narrow: WorkerProcess, shared: WorkerProcess) -> None:
+    """The authors of the narrow worker's settings ask for greedy answers."""
 
     def texts(worker: WorkerProcess) -> set[str]:
-        return {choice["text"] for choice in worker.wait_ready().complete(**body, n=4)["choices"]}
+        return {choice["text"] for choice in worker.complete(prompt="The sea", max_tokens=16, ignore_eos=True, n=4)["choices"]}
 
-    authors = start("--generation-config", str(tmp_path))
-    assert len(texts(authors)) == 1, "greedy, as the authors say"
-    assert len(texts(shared)) > 1
-    assert "sampling defaults from generation_config.json: temperature 0 (" in authors.log.read_text()
+    assert len(texts(narrow)) == 1 and len(texts(shared)) > 1
+    assert "sampling defaults from generation_config.json: temperature 0 (" in narrow.log.read_text()
     assert "sampling defaults from generation_config.json" not in shared.log.read_text()

@@ -1,14 +1,11 @@
 """Tool calls and reasoning over HTTP, from a real engine. The model is random, so grammars and biases make it write the calls."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from tests.worker.api.generation.tool_model import make_tool_model
 from tests.worker.api.process import WorkerProcess
 
 WEATHER = {
@@ -34,11 +31,8 @@ THINK, THOUGHT = 1020, 1021
 
 
 @pytest.fixture(scope="module")
-def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    folder = tmp_path_factory.mktemp("tools")
-    process = WorkerProcess(make_tool_model(model, folder / "model"), folder / "run")
-    yield process.wait_ready()
-    assert process.stop() == 0
+def worker(flagged: WorkerProcess) -> WorkerProcess:
+    return flagged
 
 
 @pytest.fixture(scope="module")

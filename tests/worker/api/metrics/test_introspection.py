@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.worker.api.admin.test_adapters import End
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.main import main
@@ -15,6 +16,8 @@ from fairlead_common.schedule.trace import parse
 from fairlead_worker.api.admin.schedule import read_end
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.engine_process import run
 from fairlead_worker.ipc.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "
@@ -85,10 +88,10 @@ def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp
     assert "Nobody" not in trace.read_text()
 
 
-def test_a_trace_that_cannot_be_written_is_named(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--trace-schedule", "/nowhere/trace")
-    assert worker.wait() == 1
-    assert "--trace-schedule /nowhere/trace cannot be written: No such file or directory" in worker.termination_log.read_text()
+def test_a_trace_that_cannot_be_written_is_named(model: Path) -> None:
+    end = End()
+    assert run(WorkerConfig(model=f"file://{model}", kv_pages=8, threads=1, trace_schedule="/nowhere/trace"), end) == 1
+    assert end.reason == "--trace-schedule /nowhere/trace cannot be written: No such file or directory"
 
 
 def test_the_process_is_in_the_metrics(shared: WorkerProcess) -> None:
@@ -138,11 +141,3 @@ def test_vllms_dashboards_find_their_names(flagged: WorkerProcess) -> None:
     shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', flagged.client.get("/metrics").text, re.M))
     assert dashboard <= shown
     assert [flagged.metric(name) - value for name, value in zip(names, before, strict=True)] == [5, 5, 5, 5, usage["prompt_tokens"]]
-
-
-def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(flagged: WorkerProcess) -> None:
-    ask(flagged, "no-tier", max_tokens=2)
-    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in flagged.log.read_text()
-    assert flagged.metric("fairlead_host_kv_pages") == 0
-    until(lambda: lines(flagged, "no-tier"), "the line of the request")
-    assert lines(flagged, "no-tier")[0]["host_cached_tokens"] == 0

@@ -103,16 +103,6 @@ def test_the_role_comes_first_and_usage_last(shared: WorkerProcess) -> None:
     assert done == "[DONE]"
 
 
-def test_stop_strings_end_the_text_before_them(shared: WorkerProcess) -> None:
-    free = shared.complete(prompt=PROMPT, **GREEDY)["choices"][0]
-    text = free["text"]
-    stop = text[len(text) // 2 : len(text) // 2 + 5]
-    choice = shared.complete(prompt=PROMPT, stop=stop, **GREEDY)["choices"][0]
-    assert choice["text"] == text[: text.index(stop)]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-    assert free["finish_reason"] == "length"
-
-
 def test_equal_seeds_give_equal_tokens_and_others_do_not(shared: WorkerProcess) -> None:
     def text(**options: Any) -> str:
         return shared.complete(prompt=PROMPT, max_tokens=24, **options)["choices"][0]["text"]

@@ -117,7 +117,7 @@ def products() -> Iterator[tuple[str, float]]:
         if scales is not Scales.GROUPS:
             small = weights.values[0, :8, :8]  # gets numbers with the smallest exponent, whose bits are converted in another way
             small.copy_((small.float() * 2**-7).to(FLOAT8))
-        for rounds, tokens, each in product((False, True), (1, 2 * TILES[0].most, 2 * TILES[1].most), (1, 2)):
+        for rounds, (tokens, each) in product((False, True), ((1, 2), (2 * TILES[0].most, 1), (2 * TILES[1].most, 2))):
             if rounds and scales is Scales.GROUPS:
                 continue
             inputs = torch.randn(2 * tokens // each, width, generator=drawn).to(torch.bfloat16)

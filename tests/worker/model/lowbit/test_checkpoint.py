@@ -122,17 +122,9 @@ def test_layers_with_one_scale_have_the_files_numbers(make: Callable[[torch.Tens
     assert last.weight.dtype == torch.float8_e4m3fn and torch.equal(last.numbers(), down[:, part])
 
 
-def test_a_model_with_one_scale_is_near_its_widened_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(Form(fp8_of_scalars, AUTO_FP8, SIZES), tmp_path)
-    narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
-    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
-    wide = load_model(str(tmp_path), dtype="bfloat16").model
-    assert not linears(wide)
-    assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
-
-
-def test_a_model_in_blocks_is_near_its_widened_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(IN_BLOCKS, tmp_path)
+@pytest.mark.parametrize("form", [Form(fp8_of_scalars, AUTO_FP8, SIZES), IN_BLOCKS], ids=["one scale", "blocks"])
+def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(form, tmp_path)
     narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
     monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
     wide = load_model(str(tmp_path), dtype="bfloat16").model

@@ -38,7 +38,6 @@ TEXTS = [
     "",
     " ",
 ]
-NOT_ASCII_DIGITS = "٣٤٥ ⅷ ½"
 
 
 def described(path: Path, tmp_path: Path) -> Path:
