@@ -43,7 +43,7 @@ from .worker_errors import WorkerErrors
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CONTROLLERS = ("deployment", "replicaset", "job", "resourcequota", "horizontal-pod-autoscaler", "resourceclaim")
 BASE = {"routing": {"replicas": 1}}
-MANY = 16  # rows at the same time
+MANY = 8  # rows at the same time
 
 
 class Environment:
