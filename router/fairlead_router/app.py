@@ -3,10 +3,10 @@
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from time import monotonic
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -52,6 +52,9 @@ from fairlead_router.serving.probe import PATH as PROBE
 from fairlead_router.tenancy.tenants import ANONYMOUS, read_credential
 from fairlead_router.wire.cors import Cors
 
+if TYPE_CHECKING:
+    from fairlead_router.serving.service_forwarding import ServiceForwarder
+
 logger = logging.getLogger(__name__)
 
 Part = Literal["all", "inference", "admin"]
@@ -85,7 +88,7 @@ class App:
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
-        if await self._answer_page(request, reply):
+        if (self._cors is not None or request.path not in POSTED) and await self._answer_page(request, reply):
             return
         call = Call(RequestHead.read(request, self._session_header, self._own_headers))
         if self._logs_json:
@@ -146,36 +149,43 @@ class App:
         anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
         return partial(self._models, anthropic) if path == MODELS else partial(self._model, path.removeprefix(MODEL), anthropic)
 
-    async def _answer(self, call: Call, request: Request, reply: Reply) -> None:
-        """Authenticate a request, and answer it by its path. Raises ApiError."""
-        router, path, limit = self._router, call.head.path, self._router.config.max_body_bytes
+    def _answer(self, call: Call, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
+        """Authenticate a request, and return what answers it, by its path. Raises ApiError."""
+        router, path = self._router, call.head.path
         self._authenticate(call, request)
         if router.tracer is not None:
             self._start_span(router.tracer, call, request)
         if router.batches is not None and self._serves(path) and router.batches.serves(path):
             self._check_origin(request)
-            await router.batches.forward(call, request, reply)
-            return
+            return router.batches.forward(call, request, reply)
         self._check_method(call.head)
         if call.head.method in ("GET", "HEAD") and (page := self._find_page(request)) is not None:
             call.outcome.status = 200
-            await _show(page, reply)
-        elif path in REFERENCE:
-            await router.handler.forward_unprompted(call, reply)
-        elif path.startswith(STORED):  # any worker reads them, for the tenant in the header
-            await call.read_body(request, limit)
-            call.body = b""
-            await router.handler.forward_unprompted(call, reply)
-        elif router.services is None:
-            await (self._query if path in QUERIES else self._infer)(call, request, reply)
-        else:  # its own service counts the quota of another service's model
-            await call.read_body(request, limit)
-            route = router.services.find(request, call.body, router.prompts.model_names())
-            if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
-                await router.services.forward(call, request, reply, route)
-                return
-            router.handler.select_class(call)  # not before: another service has its own classes
-            await (self._query if path in QUERIES else self._infer)(call, request, reply)
+            return _show(page, reply)
+        if path in REFERENCE:
+            return router.handler.forward_unprompted(call, reply)
+        if path.startswith(STORED):
+            return self._forward_stored(call, request, reply)
+        if router.services is None:
+            return (self._query if path in QUERIES else self._infer)(call, request, reply)
+        return self._find_service(router.services, call, request, reply)
+
+    async def _forward_stored(self, call: Call, request: Request, reply: Reply) -> None:
+        """Forward a request for a stored response. Any worker reads it, for the tenant in the header."""
+        await call.read_body(request, self._router.config.max_body_bytes)
+        call.body = b""
+        await self._router.handler.forward_unprompted(call, reply)
+
+    async def _find_service(self, services: "ServiceForwarder", call: Call, request: Request, reply: Reply) -> None:
+        """Answer a request for this service, or forward it to the one that has its model, which counts the quota."""
+        router = self._router
+        await call.read_body(request, router.config.max_body_bytes)
+        route = services.find(request, call.body, router.prompts.model_names())
+        if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
+            await services.forward(call, request, reply, route)
+            return
+        router.handler.select_class(call)  # not before: another service has its own classes
+        await (self._query if call.head.path in QUERIES else self._infer)(call, request, reply)
 
     def _authenticate(self, call: Call, request: Request) -> None:
         handler, path = self._router.handler, call.head.path

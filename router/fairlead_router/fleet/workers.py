@@ -282,7 +282,7 @@ class WorkerTable:
 
     def lacking(self, path: str) -> frozenset[tuple[str, int]]:
         """Return (address, generation) of the workers whose engine does not serve the path, as far as they were asked."""
-        return frozenset(self._lacking.get(path, {}).items())
+        return frozenset(self._lacking[path].items()) if path in self._lacking else frozenset()
 
     def bound_load_changes(self) -> None:
         """Bring the order up to date after many changes, so that no request has to apply all of them."""

@@ -4,9 +4,10 @@ import asyncio
 import random
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
+
+import msgspec
 
 from fairlead_common.http.client_connection import Request
 from fairlead_common.telemetry.spans import NO_SPAN, Span
@@ -33,8 +34,7 @@ LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True):
     """What the client sent before the body, without its credential."""
 
     method: str
@@ -50,7 +50,7 @@ class RequestHead:
     """Tenant that the client names in a header. Only the batch server may."""
     requested_class: str = ""
     """Service class that the client names in X-SLO-Class."""
-    started_at: float = field(default_factory=monotonic)
+    started_at: float = msgspec.field(default_factory=monotonic)
 
     @classmethod
     def read(cls, request: Request, session_header: bytes = SESSION, kept: Collection[bytes] = ()) -> "RequestHead":
@@ -85,8 +85,7 @@ class RequestHead:
         return cls(request.method, request.path, id, forwarded, length, session, encoding, acts_for, requested_class)
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What became of a request, for the access log, metrics and the web console."""
 
     status: int = 0
@@ -110,12 +109,11 @@ class Outcome:
     bytes_out: int = 0
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One request, and what each phase finds out about it."""
 
     head: RequestHead
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: Outcome = msgspec.field(default_factory=Outcome)
     span: Span = NO_SPAN
     trace_id: str = ""
     """Trace that the request belongs to, for the log."""
@@ -136,7 +134,7 @@ class Call:
     """Demand counts the request until it ends."""
 
     # Set by RequestHandler.forward.
-    worker_headers: Headers = field(default_factory=list)
+    worker_headers: Headers = msgspec.field(default_factory=list)
     """The router's own headers for the worker."""
     meter: UsageMeter | None = None
     """Reads the answer's token usage; None where usage is not counted."""

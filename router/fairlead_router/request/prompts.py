@@ -42,7 +42,7 @@ THREAD_OBJECTS: Final = 4096
 
 
 COUNTED_SECONDS: Final = 0.001
-"""CPU time of reading in a thread up to which a body costs what is counted in it. Beyond, it may have what is not counted: JSON in the
+"""CPU time of encoding in a thread up to which a body costs what is counted in it. Beyond, it may have what is not counted: JSON in the
 arguments of its tool calls, or a text that is tokenized in pieces first."""
 
 Result = TypeVar("Result")
@@ -216,11 +216,12 @@ class Prompts:
         return size if size.objects <= THREAD_OBJECTS else None
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, size: JsonSize) -> Prompt:
-        began = thread_time()
         params, body = read_fields(path, raw, session, self._canary_for is not None, size)
         prompt, known, encoding = self._plan(params, len(raw), salt_of)
-        if known is not None and encoding is not None:
-            prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
+        if known is None or encoding is None:
+            return prompt
+        began = thread_time()  # a system call, so not for what is read without tokens
+        prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
         if (cpu := thread_time() - began) > COUNTED_SECONDS:
             return msgspec.structs.replace(prompt, price=max(prompt.price, price_of_cpu(len(raw), cpu)))
         return prompt

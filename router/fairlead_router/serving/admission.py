@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
+
+import msgspec
 
 from fairlead_index.score import CONSIDERED
 from fairlead_router.config import RouterConfig
@@ -39,8 +40,7 @@ RECHECK_SECONDS = 1.0
 """Polling interval of the queue: the index may learn of a worker, or a circuit breaker may close, without an event here."""
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """Place of one request in the queue."""
 
     account: Account
@@ -53,13 +53,13 @@ class Ticket:
     """Sends a keep-alive comment to the client of a held stream; None for other answers."""
     terms: ClassTerms | None = None
     """The request's service class; None: it has none."""
-    request: RoutingRequest = field(default_factory=RoutingRequest)
+    request: RoutingRequest = msgspec.field(default_factory=RoutingRequest)
     work: int = 0
     """Tokens of its prompt that no worker holds, as far as this router knew when it arrived at the queue."""
-    last_keep_alive: float = field(default_factory=monotonic)
+    last_keep_alive: float = msgspec.field(default_factory=monotonic)
     """Time of the last keep-alive, at first of the arrival. A requeue does not delay the next one."""
     number: int = 0
-    queued_at: float = field(default_factory=monotonic)
+    queued_at: float = msgspec.field(default_factory=monotonic)
     waits_for_worker: bool = False
     """The request was admitted once, and no worker could take it."""
     retried_at: int = -1

@@ -36,6 +36,8 @@ class Account:
 
     def __init__(self, tenant: Tenant, share: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
         self.tenant = tenant
+        self.is_limited = tenant.rate > 0
+        """An attribute, because each request reads it several times."""
         self.served_tokens = 0.0
         """Served tokens divided by weight: the virtual counter of the fair queue."""
         self.unreported = 0.0
@@ -48,10 +50,6 @@ class Account:
         self._output = FIRST_OUTPUT
 
     @property
-    def is_limited(self) -> bool:
-        return self.tenant.rate > 0
-
-    @property
     def capacity(self) -> float:
         return self.tenant.burst * self._share()
 
@@ -59,7 +57,7 @@ class Account:
         """Apply a new version of the tenant from the key file."""
         self.refill()
         self.level += (tenant.burst - self.tenant.burst) * self._share()
-        self.tenant = tenant
+        self.tenant, self.is_limited = tenant, tenant.rate > 0
 
     def refill(self) -> float:
         """Refill the bucket and return its level; negative while the tenant is in debt."""

@@ -94,10 +94,14 @@ ANONYMOUS = Caller()
 
 def read_credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the key from `Authorization: Bearer KEY`, else from `x-api-key`. Names are in lower case."""
-    fields = dict(headers)
-    scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
-    bearer = token.strip() if scheme.lower() == b"bearer" else b""
-    return bearer or fields.get(b"x-api-key", b"").strip()
+    bearer = key = b""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            bearer = token.strip() if scheme.lower() == b"bearer" else b""
+        elif name == b"x-api-key":
+            key = value.strip()
+    return bearer or key
 
 
 def digest(key: bytes) -> bytes:
