@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from fairlead_worker.api.http import RequestContext, RequestMiddleware
+from fairlead_worker.api.http import INFERENCE, RequestContext, RequestMiddleware
 from fairlead_worker.api.reference.openapi import build_document
 from fairlead_worker.api.reference.page import render
 from fairlead_worker.api.routes.apis import Part, select_apis
@@ -17,16 +17,17 @@ from fairlead_worker.platform.version import release
 
 def build(worker: Worker, part: Part = "all") -> ASGIApp:
     """Return the application of one port. It answers 404 for paths outside `part`."""
+    apis = dict(select_apis(part))
+    posted = {each.path: each.handler for operations in apis.values() for each in operations if each.method == "POST" and each.path in INFERENCE}
     app = FastAPI(
         title="Fairlead",
         version=release(),
         openapi_url=None,  # the page below is encoded once, and answers as every other path does
         redirect_slashes=False,
         exception_handlers={HTTPException: _raise},
-        middleware=[Middleware(RequestMiddleware, worker=worker)],
+        middleware=[Middleware(RequestMiddleware, worker=worker, handlers=posted)],
     )
     app.state.worker = worker
-    apis = dict(select_apis(part))
     if part != "admin":
         apis["Reference"] = _build_pages(build_document(apis, release()))
     for tag, operations in apis.items():

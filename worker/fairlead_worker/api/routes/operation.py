@@ -2,8 +2,8 @@
 
 Handlers write to the request's context and return nothing, because their stream of chunks ends together with the request's hold on the
 engine and the adapter. Bodies are read within their limit and decoded by msgspec, whose errors name the field. It decodes 8,000
-token ids in 147 µs, pydantic in 457 (`bench/end_to_end/front_cost.py`). FastAPI itself takes 60 µs of CPU time of a chat, and up to 90
-of a request for the last of its paths.
+token ids in 147 µs, pydantic in 457 (`bench/end_to_end/front_cost.py`). FastAPI itself takes 60 µs of CPU time of a chat, a seventh, and up
+to 90 of a request for the last of its paths. So the middleware calls the handlers of requests for the engine itself.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from fairlead_common.protocols.answer import Answer
 from fairlead_common.protocols.errors import Error
-from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.worker import Worker
+from fairlead_worker.api.http import Handler
 
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
 ERRORS = {
@@ -30,7 +29,6 @@ ERRORS = {
     503: "The worker does not serve now, or the engine ended.",
 }
 """Statuses of operations that take a body."""
-Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
 
 class _Sent(Response):
