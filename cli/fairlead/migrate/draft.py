@@ -1,7 +1,7 @@
 """The InferenceService that is being made of a source object, with the source field of each of its fields and the notes to the user."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     flags: list[tuple[str, str, list[str], str]] = field(default_factory=list)  # name, as written on a command line, values, source field
     env: dict[str, dict[str, Any]] = field(default_factory=dict)
+    variables: dict[str, str | None] = field(default_factory=dict)  # those of the container; None: the value is not in the manifest
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Draft:
     model: tuple[str, str] = ("", "")  # as vLLM's command line names it, or a URI, and the source field
     served_name: str = ""
     gpus: int | None = None
+    gpu_resource: str = ""
     beside: tuple[Fields, Mapping[str, str]] | None = None  # an object read with the source, and the reasons of its fields
     all_gpus: bool = False  # the source spreads a model over all GPUs of the pod when no flag says so
 
@@ -62,6 +64,20 @@ class Draft:
         line = f"{source}{'' if value is None else f' {show(value, source)}'}: {text}"
         if line not in self.notes:
             self.notes.append(line)
+
+    def expand(self, text: str, name_as: Callable[[str], str] | None = None) -> str:
+        """Return a text with the `$(NAME)` that the kubelet replaces. `name_as`: writes those whose value is not in the manifest."""
+
+        def value_of(match: re.Match[str]) -> str:
+            name = match[1]
+            if name not in self.variables:
+                if name and not name_as and "envFrom" not in self.container:
+                    self.note("env", "no variable of the container has this name: write its value", match.group())
+                return match.group() if name else "$"
+            value = self.variables[name]
+            return value if value is not None else name_as(name) if name_as else match.group()
+
+        return re.sub(r"\$\$|\$\(([\w.-]+)\)", value_of, text)
 
     def autoscale(self, fewest: int, most: int, source: str, text: str) -> None:
         """Let the operator set the number of workers between two bounds. `text`: what the source scaled by."""
