@@ -46,7 +46,7 @@ def read_arguments(draft: Draft, words: Sequence[str], source: str) -> None:
         if re.match(r"--?[A-Za-z]", word):
             written, assigned, value = word.partition("=")
             flags.append((written, [value] if assigned else []))
-        elif word.strip():
+        elif word.strip() or (flags[1:] and not flags[-1][1]):
             flags[-1][1].append(word)
     named = [(written.lstrip("-").partition(".")[0].replace("_", "-"), written, values, source) for written, values in flags]
     draft.flags += [*named[1:], *named[: bool(flags[0][1])]]

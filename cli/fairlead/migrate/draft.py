@@ -1,7 +1,7 @@
 """The InferenceService that is being made of a source object, with the source field of each of its fields and the notes to the user."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,17 +65,17 @@ class Draft:
         if line not in self.notes:
             self.notes.append(line)
 
-    def expand(self, text: str, name_as: Callable[[str], str] | None = None) -> str:
-        """Return a text with the `$(NAME)` that the kubelet replaces. `name_as`: writes those whose value is not in the manifest."""
+    def expand(self, text: str, *, shell: bool = False) -> str:
+        """Return a text with the `$(NAME)` that the kubelet replaces. `shell`: those without a known value as a shell has them."""
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
             if name not in self.variables:
-                if name and not name_as and "envFrom" not in self.container:
+                if name and not shell and "envFrom" not in self.container:
                     self.note("env", "no variable of the container has this name: write its value", match.group())
                 return match.group() if name else "$"
             value = self.variables[name]
-            return value if value is not None else name_as(name) if name_as else match.group()
+            return value if value is not None else f"${{{name}}}" if shell else match.group()
 
         return re.sub(r"\$\$|\$\(([\w.-]+)\)", value_of, text)
 

@@ -48,7 +48,7 @@ def read_command(draft: Draft, words: Sequence[str], source: str, *, serves: boo
 def read_script(draft: Draft, script: str, source: str) -> list[str]:
     """Return the words of the command that starts vLLM; set the variables of the script. Raises NotMigratable for all else."""
     reader = _Reader(draft, source)
-    script = draft.expand(script, lambda name: f"${{{name}}}") + "\n"
+    script = draft.expand(script, shell=True) + "\n"
     for token in _TOKEN.finditer(script):
         reader.line = script.count("\n", 0, token.start()) + 1
         reader.read(str(token.lastgroup), token.group())
@@ -80,7 +80,10 @@ class _Reader:
         elif kind == "other" or (text[0] == "~" and not self.text[-1:].strip("= \t")) or (kind == "plain" and self._is_other_command(text)):
             self.refuse(text)
         elif kind == "variable":
-            self.text += self._plain(re.sub(_VARIABLE, self._value, text))
+            value = re.sub(_VARIABLE, self._value, text)
+            if re.search(r"['\"\\*?]", value):
+                self.refuse(text, "quotes or patterns in a variable outside quotes")
+            self.text += value
         elif kind == "double":
             if re.search(r"(?<!\\)(`|\$(?!\{?[A-Za-z_]))|\\[$`]", text) or "${" in re.sub(_VARIABLE, "", text):
                 self.refuse(text, "a substitution")
@@ -89,21 +92,14 @@ class _Reader:
             self.text += text
 
     def _is_other_command(self, text: str) -> bool:
-        return not self.text.strip() and text != "tee" and _COMMANDS.fullmatch(text) is None
-
-    def _plain(self, value: str) -> str:
-        """Return the value of a variable outside quotes, where a shell reads no quotes."""
-        return self.refuse(value, "quotes or patterns in a variable outside quotes") if re.search(r"['\"\\*?]", value) else value
+        return "=~" in text or (not self.text.strip() and text != "tee" and _COMMANDS.fullmatch(text) is None)
 
     def _value(self, match: re.Match[str]) -> str:
         """Return the value of a variable. One that the kubelet alone knows stays, as `$(NAME)`."""
         name, default, known = match[1] or match[2], match[3], self.draft.variables | self.own
         if (value := known.get(name, "")) is None:
             return f"$({name})"
-        if not value and "envFrom" in self.draft.container and name not in known:
-            self.draft.note(self.source, "must be a variable of envFrom: check it", f"${name}")
-            return f"$({name})"
-        if not value and default is None and name not in known:
+        if name not in known and (default is None or "envFrom" in self.draft.container):
             self.refuse(match.group(), "no variable of the container has this name: write its value")
         return value or default or ""
 
@@ -115,9 +111,8 @@ class _Reader:
         count = next((number for number, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*=", word)), len(words))
         assigned = dict(word.split("=", 1) for word in words[words[0] == "export" :] if re.match(r"[A-Za-z_]\w*=", word))
         if count == len(words) or (words[0] == "export" and len(assigned) == len(words) - 1):
-            exported = {name: value for name, value in assigned.items() if words[0] == "export" or name in self.draft.variables}
-            self._export(exported)
             self.own |= assigned
+            self._export({name: assigned[name] for name in assigned if words[0] == "export" or name in self.draft.variables})
         elif words[0] == "cd":
             self.draft.note(self.source, "vLLM needs no working directory: write absolute paths", " ".join(words))
         elif words[0] != "set" or not all(_OPTION.fullmatch(word) for word in words[1:]):

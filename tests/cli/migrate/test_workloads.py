@@ -114,11 +114,13 @@ def test_every_spelling_of_the_command_line_gives_the_same(command: str) -> None
         ("vllm serve a/b <<< x", 1, "an input"),
         ("vllm serve 'a/b", 1, "a quote without its end"),
         ("vllm serve a/b --chat-template ~/x", 1, "a pattern or group"),
+        ("A=~/x vllm serve a/b", 1, '"A=~/x": another command'),
+        ("vllm serve a/b --o $M", 1, '"$M": quotes or patterns in a variable'),
         ("# vllm serve a/b", 1, "no command starts vLLM"),
     ],
 )
 def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line: int, construct: str) -> None:
-    result = convert(load(container(yaml.safe_dump({"command": ["bash", "-c", script]}))))
+    result = convert(load(container(yaml.safe_dump({"command": ["bash", "-c", script], "env": [{"name": "M", "value": "{'k': 1}"}]}))))
     assert not result.documents and f"line {line} of the script: " in result.messages[0] and construct in result.messages[0]
 
 
@@ -132,7 +134,7 @@ def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line
             ["--a=1", "--b=x y", "--c=3"],
             "B HF_TOKEN C",
         ),
-        ('vllm serve a/b --a \'$A \\\' --o "{\\"k\\": 1}" \\\n --b', ["--a=$A \\", '--o={"k": 1}', "--b"], {}),
+        ("vllm serve a/b --a '$A \\' --o \"{\\\"k\\\": 1}\" \\\n --b ''", ["--a=$A \\", '--o={"k": 1}', "--b="], {}),
         ("vllm serve $(M) --a $KEY --b=${P}", ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
     ],
 )
