@@ -1,8 +1,7 @@
-"""vLLM's command line in a container, in every spelling, and the flags that are fields of an InferenceService. Pure."""
+"""vLLM's command line, in every spelling, and the flags that are fields of an InferenceService. Pure."""
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,102 +9,47 @@ from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import NotMigratable, reasons, show, whole
 from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 
-_SHELLS = ("sh", "bash", "ash", "dash", "zsh")
-_BEFORE_COMMANDS = ("exec", "export", "env", "then", "else", "do")
-_SERVER_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-_VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
-"""A variable as the kubelet or a shell writes it, with a shell's default."""
 
 Carry = Callable[[Draft, list[str], str], None]
 """Carries the values of a flag over, given their source. Raises ValueError where the flag stays in `spec.engine.args`."""
 
 
-def read_command(draft: Draft, words: Sequence[str], source: str, *, serves: bool = False) -> bool:
-    """Read the flags of a command line into the draft; return whether it starts vLLM. `serves`: the image's entrypoint is vLLM."""
-    program = words[0].rpartition("/")[2] if words else ""
-    option = next((number for number, word in enumerate(words[1:3], 1) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    if program in _SHELLS and option:
-        return _read_script(draft, " ".join(words[option + 1 : option + 2]), source)
-    start = _find_server(words)
-    if start is None and not (serves and not program.startswith(("python", "ray"))):
-        return False
-    read_arguments(draft, words[start or int(program == "serve") :], source)
-    return True
+def find_server(words: Sequence[str]) -> tuple[int, int]:
+    """Return the places of the program that starts vLLM's server, and of its first argument; -1: none does."""
+    for number, word in enumerate(words):
+        start = number + 1
+        if (word.rpartition("/")[2] == "vllm" or re.search(r"\bvllm[./]entrypoints[./]cli[./]main(\.py)?$", word)) and words[start:][
+            :1
+        ] == ["serve"]:
+            start += 1
+        elif not re.search(r"\bvllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
+            continue
+        program = number
+        while program and words[program - 1].startswith("-"):
+            program -= 1
+        return program - int(program > 0 and _PYTHON.fullmatch(words[program - 1]) is not None), start
+    return -1, 0
 
 
-def read_arguments(draft: Draft, words: Sequence[Any], source: str) -> None:
-    """Read arguments of vLLM's server: `--a=b`, `--a b`, `--a_b`, and the model without a flag."""
+def are_arguments(words: Sequence[str]) -> bool:
+    """Return whether a container's `args` are those of vLLM, which the image starts, and no command."""
+    is_model = bool(words) and re.fullmatch(r"[\w.-]*/[\w./-]+", words[0]) is not None and not re.search(r"/bin/|\.(sh|py)$", words[0])
+    return not words or words[0] == "serve" or words[0].startswith("-") or is_model
+
+
+def read_arguments(draft: Draft, words: Sequence[str], source: str) -> None:
+    """Read arguments of vLLM's server: `--a=b`, `--a b`, `--a_b`, and the model without a flag, which vLLM prefers."""
     flags: list[tuple[str, list[str]]] = [("--model", [])]
-    for word in [part for one in words for part in _expand_word(draft, str(one), source)]:
+    for word in [draft.expand(one) for one in words]:
         if re.match(r"--?[A-Za-z]", word):
             written, assigned, value = word.partition("=")
             flags.append((written, [value] if assigned else []))
-        elif word.strip():
+        elif word.strip() or (flags[1:] and not flags[-1][1]):
             flags[-1][1].append(word)
     named = [(written.lstrip("-").partition(".")[0].replace("_", "-"), written, values, source) for written, values in flags]
-    draft.flags += named[not flags[0][1] :]
-
-
-def _find_server(words: Sequence[str]) -> int | None:
-    """Return the place of the first argument of vLLM's server."""
-    for number, word in enumerate(words):
-        if word.rpartition("/")[2] == "vllm" and words[number + 1 : number + 2] == ["serve"]:
-            return number + 2
-        if word in _SERVER_MODULES or word.endswith("vllm/entrypoints/openai/api_server.py"):
-            return number + 1
-    return None
-
-
-def _read_script(draft: Draft, script: str, source: str) -> bool:
-    """Read a shell script: the statement that starts vLLM, and the variables that it sets. Other statements are noted."""
-    script = re.sub(r"\s(\d?>>?|&>)\s*(&\d|[^\s;|&]+)", " ", re.sub(r"\\\r?\n", " ", script))  # continued lines, redirections
-    lexer = shlex.shlex(script, posix=True, punctuation_chars=";&|\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    statements: list[list[str]] = [[]]
-    try:
-        for token in lexer:
-            if token and set(token) <= set(";&|\n"):
-                statements.append([])
-            else:
-                statements[-1].append(token)
-    except ValueError as error:
-        raise NotMigratable(f"{source}: the shell script is not understood ({error}): correct its quotes") from None
-    found = False
-    for words in statements:
-        while words and (words[0] in _BEFORE_COMMANDS or re.match(r"[A-Za-z_]\w*=", words[0])):
-            name, assigned, value = words.pop(0).partition("=")
-            if assigned:
-                draft.env[name] = {"name": name, "value": _expand(draft, value, source)}
-        if (start := _find_server(words)) is not None:
-            found = True
-            read_arguments(draft, words[start:], source)
-        elif words and words[0] not in ("set", "fi", "done", "wait", ":") and not words[0].startswith("#"):
-            text = words[0] if re.search("token|key|password", " ".join(words), re.IGNORECASE) else " ".join(words)
-            draft.note(source, "the script also runs this command, which workers do not: check whether you need it", text)
-    return found
-
-
-def _expand_word(draft: Draft, word: str, source: str) -> list[str]:
-    """Return a word of a script with its variables; one that is a variable alone may hold several words."""
-    expanded = _expand(draft, word, source)
-    return shlex.split(expanded) if re.fullmatch(r"\$\{?\w+\}?", word) and expanded != word else [expanded]
-
-
-def _expand(draft: Draft, word: str, source: str) -> str:
-    """Return a word with the variables whose value the manifest has. `$(NAME)` of another one stays: the kubelet knows it."""
-
-    def value_of(match: re.Match[str]) -> str:
-        name, given = match[1] or match[2] or match[4], draft.env.get(match[1] or match[2] or match[4], {})
-        if "value" in given:
-            return str(given["value"])
-        if given or "envFrom" in draft.container:
-            return f"$({name})"
-        if match[3] is None:
-            draft.note(source, "no variable of the container has this name: write its value", match.group())
-        return match.group() if match[3] is None else match[3]
-
-    return _VARIABLE.sub(value_of, word)
+    draft.flags += [*named[1:], *named[: bool(flags[0][1])]]
 
 
 def carry_flags(draft: Draft) -> None:
@@ -132,7 +76,7 @@ def _carry(draft: Draft, name: str, values: list[str], source: str) -> bool:
     except NotMigratable:
         raise
     except (ValueError, KeyError, IndexError):
-        if name in _DEGREES or name == "lora-modules":
+        if name in _DEGREES or name in ("lora-modules", "model"):
             raise NotMigratable(f"{source}: {show(' '.join(values))} is not understood: correct it") from None
         return False
 
@@ -167,7 +111,10 @@ def _served(draft: Draft, values: list[str], source: str) -> None:
 
 
 def _model(draft: Draft, values: list[str], source: str) -> None:
-    draft.model = (values[0], source)
+    (value,) = values
+    if draft.model[0] not in ("", value):
+        draft.note(draft.model[1], f"{value} is used instead", draft.model[0])
+    draft.model = (value, source)
 
 
 def _adapters(draft: Draft, values: list[str], source: str) -> None:
@@ -178,7 +125,7 @@ def _adapters(draft: Draft, values: list[str], source: str) -> None:
 
 
 def _download_dir(draft: Draft, values: list[str], source: str) -> None:
-    draft.cache_paths += values
+    draft.cache_paths += [value.rstrip("/") for value in values]
     draft.note(source, "the operator sets the path; spec.model.cache is the volume: nothing to do", " ".join(values))
 
 

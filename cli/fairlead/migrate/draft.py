@@ -30,6 +30,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     flags: list[tuple[str, str, list[str], str]] = field(default_factory=list)  # name, as written on a command line, values, source field
     env: dict[str, dict[str, Any]] = field(default_factory=dict)
+    variables: dict[str, str | None] = field(default_factory=dict)  # those of the container; None: the value is not in the manifest
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
     volumes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Draft:
     model: tuple[str, str] = ("", "")  # as vLLM's command line names it, or a URI, and the source field
     served_name: str = ""
     gpus: int | None = None
+    gpu_resource: str = ""
     beside: tuple[Fields, Mapping[str, str]] | None = None  # an object read with the source, and the reasons of its fields
     all_gpus: bool = False  # the source spreads a model over all GPUs of the pod when no flag says so
 
@@ -62,6 +64,20 @@ class Draft:
         line = f"{source}{'' if value is None else f' {show(value, source)}'}: {text}"
         if line not in self.notes:
             self.notes.append(line)
+
+    def expand(self, text: str, *, shell: bool = False) -> str:
+        """Return a text with the `$(NAME)` that the kubelet replaces. `shell`: those without a known value as a shell has them."""
+
+        def value_of(match: re.Match[str]) -> str:
+            name = match[1]
+            if name not in self.variables:
+                if name and not shell and "envFrom" not in self.container:
+                    self.note("env", "no variable of the container has this name: write its value", match.group())
+                return match.group() if name else "$"
+            value = self.variables[name]
+            return value if value is not None else f"${{{name}}}" if shell else match.group()
+
+        return re.sub(r"\$\$|\$\(([\w.-]+)\)", value_of, text)
 
     def autoscale(self, fewest: int, most: int, source: str, text: str) -> None:
         """Let the operator set the number of workers between two bounds. `text`: what the source scaled by."""

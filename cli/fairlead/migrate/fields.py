@@ -51,6 +51,12 @@ class Fields:
             self.used[self.at(path)] = True
         return default if value is None else value
 
+    def need(self, path: str) -> str:
+        """Return a text, and mark it as read. Raises NotMigratable if there is none."""
+        if not isinstance(value := self.take(path), str) or not value:
+            raise NotMigratable(f"{self.at(path)} must be a text (got {show(value)}): write it")
+        return value
+
     def part(self, path: str) -> "Fields":
         """Return a section; empty if there is none. Raises NotMigratable if the field is no section."""
         value = self.look(path, {})

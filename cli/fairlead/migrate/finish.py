@@ -1,5 +1,7 @@
 """What no single field says: the model's URI, its cache, the GPUs of a worker, the engine, and the pod template. Pure."""
 
+import re
+
 from pydantic import ValidationError
 
 from fairlead.migrate.command_line import carry_flags
@@ -8,7 +10,8 @@ from fairlead.migrate.fields import NotMigratable
 from fairlead.migrate.pods import keep_volume
 from fairlead_operator.api.spec import Model
 
-_HUB_CACHES = ("/root/.cache/huggingface", "/.cache/huggingface")
+_HUB_CACHE = re.compile(r"/root|(/root|/home/[^/]+)?/\.cache(/huggingface(/hub)?)?")
+"""Folders of an image that hold the cache of the hub."""
 _KSERVE_MOUNT = "/mnt/models"
 _SCHEMES = ("hf", "s3", "gs", "pvc", "oci", "file")
 _OTHER_SCHEME = "copy the model to a claim (pvc://CLAIM/PATH) or name it on the hub (hf://ORG/NAME)"
@@ -34,13 +37,15 @@ def _set_model(draft: Draft) -> None:
     source = named_at if uri is None else draft.origins["model.uri"]
     if uri is None and not named:
         raise NotMigratable("no field names a model, and vLLM's default model depends on its version: add --model")
-    if uri is None:
-        uri = to_uri(draft, named)
-    elif named and not named.startswith(_KSERVE_MOUNT) and to_uri(draft, named) != uri:
+    if uri is None or "://" in uri:
+        uri = to_uri(draft, uri or named)
+    if source != named_at and named and not named.startswith(_KSERVE_MOUNT) and to_uri(draft, named) != uri:
         draft.note(named_at, f"{source} is used instead", named)
     scheme = uri.partition("://")[0]
     if scheme not in _SCHEMES:
         raise NotMigratable(f"{source}: {uri!r}: {_OTHER_SCHEME}")
+    if scheme == "hf" and ":" in uri[5:] and source == named_at:
+        raise NotMigratable(f"{source}: {named!r} names a quantization: set spec.model.uri to the file, hf://ORG/NAME/FILE.gguf, by hand")
     if scheme == "hf" and ":" in uri[5:]:  # KServe's hf://ORG/NAME:REVISION
         uri, _, revision = uri.rpartition(":")
         draft.put("model.revision", revision, source)
@@ -58,6 +63,8 @@ def _set_model(draft: Draft) -> None:
 
 def to_uri(draft: Draft, model: str) -> str:
     """Return the URI of a model as vLLM names it: of the hub, or a path on a volume of the container."""
+    if ".." in model.split("/")[1:]:
+        raise NotMigratable(f"{model!r} has a step '..': write the path without it")
     if "://" in model:
         return model
     if not model.startswith(("/", ".", "~")):
@@ -66,6 +73,8 @@ def to_uri(draft: Draft, model: str) -> str:
     if path is None:
         return f"file://{model}"
     volume, mount = draft.mounts[path]
+    if folder := mount.get("subPathExpr"):
+        raise NotMigratable(f"volume {mount.get('name')}: subPathExpr {folder!r} has a value for each pod: write the folder as subPath")
     inside = "/".join(part.strip("/") for part in (str(mount.get("subPath", "")), model[len(path) :]) if part.strip("/"))
     claim, image = ((volume.get(kind) or {}).get(name) for kind, name in (("persistentVolumeClaim", "claimName"), ("image", "reference")))
     if claim or image:
@@ -88,18 +97,24 @@ def _set_name(draft: Draft) -> None:
 
 def _set_cache(draft: Draft) -> None:
     """Make the volume of the hub's cache that of `spec.model.cache`, whose root the operator sets as HF_HOME."""
-    homes = {*draft.cache_paths, *_HUB_CACHES}
-    path = next((one for one in draft.mounts if any(f"{home}/".startswith(f"{one}/") for home in homes)), None)
+    hubs = draft.cache_paths
+    path = next((one for one in draft.mounts if any(f"{hub}/".startswith(f"{one}/") for hub in hubs)), None)
+    path = path or next((one for one in draft.mounts if _HUB_CACHE.fullmatch(one)), None)
     if path is None or not draft.get("model.uri").startswith(("hf://", *_BUCKETS)) or draft.get("model.cache"):
         return
     volume, mount = draft.mounts[path]
-    source, found = f"volume {mount.get('name')}", "found there" if path in homes and not mount.get("subPath") else "downloaded again"
+    is_home = (f"{path}/hub" in hubs or path.endswith("/huggingface")) and not {"subPath", "subPathExpr"} & mount.keys()
+    source, found = f"volume {mount.get('name')}", "found there" if is_home else "downloaded again"
     draft.replaced.add(path)
     for kind, name in (("persistentVolumeClaim", "claimName"), ("hostPath", "path"), ("emptyDir", "sizeLimit")):
         if value := (volume.get(kind) or {}).get(name):
             draft.put(f"model.cache.{kind}.{name}", str(value), source)
             if kind != "emptyDir":
                 draft.note(source, f"it must exist and be writable for group 65532; what the old pods downloaded is {found}")
+            break
+    else:
+        if "emptyDir" not in volume:
+            draft.note(source, "no volume for spec.model.cache, so each pod downloads the model: name a claim there", volume)
 
 
 def _set_gpus(draft: Draft) -> None:

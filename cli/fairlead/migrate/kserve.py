@@ -3,12 +3,13 @@
 import shlex
 from dataclasses import dataclass, field
 
-from fairlead.migrate.command_line import read_arguments, read_command
+from fairlead.migrate.command_line import read_arguments
 from fairlead.migrate.context import SEVERAL_PODS, Context
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, whole
+from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, show, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.pods import read_container, read_pod
+from fairlead.migrate.pods import is_vllm_image, read_container, read_pod
+from fairlead.migrate.script import read_command
 
 _ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # as the command of KServe's templates reads them
 _RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
@@ -52,7 +53,7 @@ def convert_llm(fields: Fields, context: Context) -> Draft:
     """Return the draft of an LLMInferenceService. Raises NotMigratable."""
     draft, pod, own = _begin(LLM, fields)
     for adapter in fields.items("spec.model.lora.adapters"):
-        draft.adapters.append((str(adapter.take("name")), str(adapter.take("uri")), adapter.path))
+        draft.adapters.append((adapter.need("name"), adapter.need("uri"), adapter.path))
     if (replicas := fields.take("spec.replicas")) is not None:
         draft.put("replicas", whole(replicas), "spec.replicas")
     if fields.take("spec.parallelism.expert"):
@@ -65,8 +66,8 @@ def convert_llm(fields: Fields, context: Context) -> Draft:
     main = own or Fields({}, f"{pod.path}.containers")
     read_container(draft, main, pod)
     command, source = main.words("command"), main.at("command")
-    if not read_command(draft, [*command, *main.words("args")], main.at("args") if main.look("args") else source, serves=True):
-        draft.note(source, "not understood as vLLM's command line: write its flags into spec.engine.args", command)
+    if not read_command(draft, [*command, *main.words("args")], main.at("args") if main.look("args") else source, serves=not command):
+        raise NotMigratable(f"{source} {show(command)} does not start vLLM: write command: [vllm, serve] and its args")
     if more := draft.env.pop(_ARGUMENTS, {}):
         source = f"{main.at('env')} {_ARGUMENTS}"
         try:
@@ -100,7 +101,7 @@ def convert_predictor(fields: Fields, context: Context) -> Draft:
         read_container(draft, engine, template)
         command = [one.replace("{{.Name}}", draft.served_name) for one in engine.words("command")] or command
         args += [one.replace("{{.Name}}", draft.served_name) for one in engine.words("args")]
-    if not read_command(draft, [*command, *args], main.at("args"), serves=not form and "vllm" in str(main.look("image"))):
+    if not read_command(draft, [*command, *args], main.at("args"), serves=not (form or command) and is_vllm_image(main)):
         if not form:
             raise NotMigratable(f"{main.path}: does not run vLLM (image {main.look('image')}): only vLLM can be migrated")
         read_arguments(draft, args, main.at("args"))

@@ -16,7 +16,9 @@ _KEPT = (
 _OPERATORS_NAMES = re.compile(r"agent|engine|worker|tmp|shm|cache|model|draft|agent-tmp|adapter-\d+")
 """Containers and volumes of workers. The source's own get other names."""
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+_CACHES = {"HF_HOME": "/hub", "HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "TRANSFORMERS_CACHE": ""}
+_HOMES = {"XDG_CACHE_HOME": "/huggingface/hub", "HOME": "/.cache/huggingface/hub"}
+"""Variable → the folder of the hub's cache below its value."""
 
 
 def read_pod(draft: Draft, pod: Fields, engine: str) -> None:
@@ -88,10 +90,18 @@ def read_container(draft: Draft, container: Fields, pod: Fields) -> None:
             draft.mounts[path] = (volume, dict(mount.data))
 
 
+def is_vllm_image(container: Fields) -> bool:
+    """Return whether the image's entrypoint is vLLM's server, as that of vllm/vllm-openai. A flag such as `--model` does not say so."""
+    image = str(container.look("image")).partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return "vllm" in image and not re.search("router|proxy|gateway|exporter|sidecar|bench|client|metrics", image)
+
+
 def read_env(draft: Draft, variables: Sequence[Fields]) -> None:
     for variable in variables:
         name, source, value = str(variable.take("name", "")), variable.take("valueFrom"), variable.take("value")
         where = f"{variable.path} {name}"
+        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        draft.variables[name] = text if source is None else None
         if name == "VLLM_API_KEY":
             keys = "make them with `fairlead keys new`, and set spec.access.keysSecretRef"
             draft.note(where, f"routers check keys, one for each tenant: {keys}")
@@ -100,12 +110,13 @@ def read_env(draft: Draft, variables: Sequence[Fields]) -> None:
         elif name == "VLLM_USE_V1" and str(value) == "0":
             draft.note(where, "the agent needs vLLM's V1 engine", value)
         elif name in _CACHES:
-            draft.cache_paths.append(str(value))
+            draft.cache_paths.append(f"{str(value).rstrip('/')}{_CACHES[name]}")
             draft.note(where, "the operator sets HF_HOME; spec.model.cache is the volume: nothing to do", value)
         else:
+            if name in _HOMES:
+                draft.cache_paths.append(f"{text.rstrip('/')}{_HOMES[name]}")
             if name in HUB_TOKENS and value:
                 draft.note(where, "the token is in the manifest: put it into a Secret and name it in spec.model.secretRef")
-            text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
             draft.env[name] = {"name": name} | ({"value": text} if source is None else {"valueFrom": source})
             draft.origins["engine.env"] = re.sub(r"\[\d+\]$", "", variable.path)
 
@@ -122,14 +133,18 @@ def read_resources(draft: Draft, resources: Fields) -> None:
             if (other := given[kinds[1]].get(name, value)) != value:
                 which = "a CPU request, and no limit" if name == "cpu" else "spec.resources.memory as request and limit"
                 draft.note(resources.at(f"{kinds[1]}.{name}"), f"workers have {which}: nothing to do", other)
-        elif _GPU.match(name) and draft.gpus is None:
+        elif _GPU.match(name) and (not draft.gpus or name == draft.gpu_resource):
             try:
-                draft.gpus, draft.origins["resources.gpus"] = whole(value), source
+                draft.gpus, draft.gpu_resource, draft.origins["resources.gpus"] = whole(value), name, source
             except (ValueError, TypeError):
                 wrong = f"{show(value)} is no number of whole GPUs: for parts of one name MIG slices as its resource"
                 raise NotMigratable(f"{source}: {wrong}") from None
             if name != "nvidia.com/gpu" and draft.gpus:
                 draft.put("resources.gpuResource", name, source)
         else:
+            if _GPU.match(name):
+                draft.note(
+                    source, f"in spec.podTemplate beside {draft.gpu_resource}, which alone is spec.resources.gpus: remove one", value
+                )
             for one in [one for one in given if name in given[one]]:
                 draft.container.setdefault("resources", {}).setdefault(one, {})[name] = quantity(given[one][name])

@@ -3,36 +3,43 @@
 import re
 from typing import Any
 
-from fairlead.migrate.command_line import read_command
+from fairlead.migrate.command_line import are_arguments
 from fairlead.migrate.context import Context, OtherWorkload
 from fairlead.migrate.draft import Draft
-from fairlead.migrate.fields import Fields, reasons, whole
+from fairlead.migrate.fields import Fields, NotMigratable, reasons, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.pods import read_container, read_pod
+from fairlead.migrate.pods import is_vllm_image, read_container, read_pod
+from fairlead.migrate.script import read_command
 
 _SUFFIX = "-fairlead"
-_STARTS_VLLM = re.compile(r"\bvllm['\", ]+serve\b|vllm[./]entrypoints[./]")
+_STARTS_VLLM = re.compile(r"\bvllm['\",\s\\]+serve\b|vllm[./]entrypoints[./]")
 
 
-def _runs_vllm(container: Fields) -> bool:
-    words = [str(word) for word in [*container.look("command", []), *container.look("args", [])]]
-    if _STARTS_VLLM.search(" ".join(words)) or container.look("command"):
-        return bool(_STARTS_VLLM.search(" ".join(words)))
-    names_model = any(word == "--model" or word.startswith("--model=") for word in words)
-    image = str(container.look("image")).partition("@")[0].rpartition("/")[2].partition(":")[0]
-    return names_model or ("vllm" in image and (not words or words[0] == "serve" or words[0].startswith("-")))
+def _words(container: Fields) -> list[str]:
+    return [str(word) for word in [*container.look("command", []), *container.look("args", [])]]
+
+
+def _starts_vllm(container: Fields) -> bool:
+    return _STARTS_VLLM.search(" ".join(_words(container))) is not None
 
 
 def convert_workload(fields: Fields, context: Context) -> Draft:
     """Return the draft of a Deployment or StatefulSet. Raises OtherWorkload and NotMigratable."""
     template = fields.part("spec.template")
     pod = template.part("spec")
-    main = pod.find("containers", _runs_vllm)
-    if main is None:
+    engines = [one for one in pod.items("containers") if _starts_vllm(one)]
+    engines = engines or [
+        one for one in pod.items("containers") if is_vllm_image(one) and not one.look("command") and are_arguments(_words(one))
+    ]
+    if not engines:
         images = [str(one.look("image")) for one in pod.items("containers")]
         sglang = any("sglang" in image for image in images)
         what = "runs SGLang: write its InferenceService by hand (engine.runtime: SGLang)" if sglang else "no container runs vLLM"
         raise OtherWorkload(f"{what} ({', '.join(images) or 'no containers'})")
+    main = engines[0]
+    if engines[1:]:
+        names = ", ".join(str(one.look("name")) for one in engines)
+        raise NotMigratable(f"{pod.at('containers')}: each of {names} runs vLLM: write an InferenceService for each by hand")
     draft = Draft()
     draft.identify(fields)
     if context.find(("Service",), lambda one: bool(one.look("metadata.name") == draft.name), fields.look("metadata.namespace")):
@@ -46,7 +53,8 @@ def convert_workload(fields: Fields, context: Context) -> Draft:
     read_pod(draft, pod, main.path)
     read_container(draft, main, pod)
     source = main.at("args" if main.look("args") else "command")
-    read_command(draft, [*main.words("command"), *main.words("args")], source, serves=not main.look("command"))
+    if not read_command(draft, [*main.words("command"), *main.words("args")], source, serves=not main.look("command")):
+        raise NotMigratable(f"{source} does not start vLLM's server in a way that is known: write command: [vllm, serve] and its args")
     draft.label_pods(template, "metadata.labels", "metadata.annotations", fields.look("spec.selector.matchLabels", {}))
     _scale(draft, fields, context)
     finish(draft)

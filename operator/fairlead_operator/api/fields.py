@@ -118,7 +118,7 @@ NAME_HELP = (
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME = r"^[A-Za-z0-9/][A-Za-z0-9._:/-]*$"  # a "/" first too: clients of vLLM send the folder that --model names
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
 PERCENTAGE = r"^[0-9]{1,4}(\.[0-9]{1,2})?%$"
 EXAMPLES = {
     PERCENTAGE: "a percentage such as 1%, 0.5% or 50%",
@@ -172,8 +172,8 @@ def uri_schema(path: str) -> Any:
     return Field(max_length=1024, json_schema_extra=rules(rule(f"self.matches(r'{URI}')", f"{path} must be {forms}")))
 
 
-_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
 
 
 def percentage(text: str) -> float:
@@ -182,8 +182,8 @@ def percentage(text: str) -> float:
 
 
 def quantity(text: str) -> float:
-    """Return a Kubernetes quantity as a plain number: `2Gi` → 2147483648.0 (bytes), `500m` → 0.5."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", text)
-    if match is None or match.group(2) not in _UNITS:
+    """Return a Kubernetes quantity as a plain number: `2Gi` → 2147483648.0 (bytes), `500m` → 0.5, `1E3` → 1000.0."""
+    if re.fullmatch(QUANTITY, text) is None:
         raise ValueError(f"{text!r} is not a quantity such as 500m, 8, 64Gi")
-    return float(match.group(1)) * _UNITS[match.group(2)]
+    number = text.rstrip("numkKMGTPEi")
+    return float(number) * _UNITS[text[len(number) :]]

@@ -103,7 +103,7 @@ def _defaults_beside(given: Mapping[str, Mapping[str, Any]]) -> Object:
 
 
 def _is_within(request: Any, limit: Any) -> bool:
-    """Return whether a request is at most its limit. False for amounts in a notation such as 8e0: the user's stands alone."""
+    """Return whether a request is at most its limit. False for amounts in a notation such as 8.: the user's stands alone."""
     try:
         return quantity(str(request)) <= quantity(str(limit))
     except ValueError:

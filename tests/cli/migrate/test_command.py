@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.migrate.samples import DEPLOYMENT, ISVC, container, load, only
+from tests.cli.migrate.samples import DEPLOYMENT, ISVC, LLM, container, load, only
 
 from fairlead.main import main
 from fairlead.manifest_loader import load_documents
@@ -27,6 +27,7 @@ from fairlead.migrate.command import convert
         (DEPLOYMENT.replace("--model=Qwen/Qwen3-8B", "--seed=1"), "no field names a model"),
         (DEPLOYMENT.replace("name: LEVEL", "name: a.b"), "spec.engine.env[1].name (from spec.template.spec.containers[1].env)"),
         (DEPLOYMENT.replace("a=org/a", "org/a"), '--lora-modules: "org/a {'),
+        (LLM.replace("name: a, ", ""), "spec.model.lora.adapters[0].name must be a text (got null)"),
         (DEPLOYMENT.replace("replicas: 2", "replicas: two"), 'spec.replicas "two" is not of the type that Deployment has'),
         (DEPLOYMENT.replace("env:", "env: 3\n        other:"), "env must be a list of mappings (got 3)"),
     ],

@@ -77,13 +77,13 @@ def test_a_deployment_keeps_every_field_that_an_inference_service_has() -> None:
         ),
         yaml.safe_dump(
             {
-                "command": ["bash", "-c", "set -e\n# vLLM\nsleep 1 && exec vllm serve org/m $FLAGS 2>&1 | tee /tmp/log"],
+                "command": ["bash", "-c", "set -e\n# vllm serve org/old\ncd /x && exec vllm serve org/m $FLAGS 2>&1 | tee /l # --seed=2"],
                 "env": [{"name": "FLAGS", "value": "--max-num-seqs=9 --seed=1"}],
             }
         ),
         "{command: [vllm, serve], args: [$(M), --max-num-seqs=$(N), --seed=1], env: [{name: M, value: org/m}, {name: N, value: '9'}]}",
         "{image: vllm/vllm-openai:v1, args: [serve, org/m, --max-num-seqs=9, --seed=1]}",
-        "{args: [--model, org/m, --max-num-seqs=9, --seed=1]}",
+        "{image: vllm, args: [--model, org/m, --max-num-seqs=9, --seed=1]}",
     ],
 )
 def test_every_spelling_of_the_command_line_gives_the_same(command: str) -> None:
@@ -91,7 +91,92 @@ def test_every_spelling_of_the_command_line_gives_the_same(command: str) -> None
     spec = made["spec"]
     assert (spec["model"]["uri"], spec["model"]["name"]) == ("hf://org/m", "org/m")
     assert (spec["engine"]["maxNumSeqs"], spec["engine"]["args"]) == (9, ["--seed=1"])
-    assert ("sleep 1" in messages) == ("sleep" in command), "other commands of a script are listed"
+    assert ("cd /x" in messages) == ("cd /x" in command), "other commands of a script are listed"
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "construct"),
+    [
+        ("vllm serve a/b & vllm serve c/d & wait", 1, '"&": a command in the background'),
+        ("vllm serve a/b\nvllm serve c/d", 2, '"vllm": a command after the server'),
+        ("set -e\nif true; then vllm serve a/b; else vllm serve c/d; fi", 2, '"if": another command'),
+        ("vllm serve a/b \\\n# --enforce-eager \\\n--seed 1", 3, '"--seed": another command'),
+        ("vllm serve a/b --max-num-seqs ${SEQS:=16}", 1, '"${SEQS:=16}": a substitution'),
+        ("N=$((1+1))\nvllm serve a/b -tp $N", 1, '"$((1+1))": a substitution'),
+        ("ARGS=(--max-model-len 4096)\nvllm serve a/b ${ARGS[@]}", 1, "a function, subshell or array"),
+        ("vllm serve a/b --max-num-seqs `nproc`", 1, '"`nproc`": a substitution'),
+        ('vllm serve "a/$(cat /name)"', 1, "a substitution"),
+        ("vllm serve a/b --seed $SEED", 1, '"$SEED": no variable of the container'),
+        ("vllm serve a/b | grep -v x", 1, '"|": a pipe'),
+        ("vllm serve a/b || exit 1", 1, '"||": an alternative'),
+        ("pip install x && vllm serve a/b", 1, '"pip": another command'),
+        ("for one in a; do vllm serve a/b; done", 1, '"for": another command'),
+        ("vllm serve a/b <<< x", 1, "an input"),
+        ("vllm serve 'a/b", 1, "a quote without its end"),
+        ("vllm serve a/b --chat-template ~/x", 1, "a pattern or group"),
+        ("A=~/x vllm serve a/b", 1, '"A=~/x": another command'),
+        ("vllm serve a/b --o $M", 1, '"$M": quotes or patterns in a variable'),
+        ("# vllm serve a/b", 1, "no command starts vLLM"),
+    ],
+)
+def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line: int, construct: str) -> None:
+    result = convert(load(container(yaml.safe_dump({"command": ["bash", "-c", script], "env": [{"name": "M", "value": "{'k': 1}"}]}))))
+    assert not result.documents and f"line {line} of the script: " in result.messages[0] and construct in result.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "env"),
+    [
+        ("vllm serve a/b --seed 8 # --tensor-parallel-size 8", ["--seed=8"], {}),
+        ("# old: vllm serve a/old -tp 4\nvllm serve a/b --x=a#b", ["--x=a#b"], {}),
+        (
+            "A=1; export B='x y' HF_TOKEN=hf_x\nC=2 vllm serve a/b --a $A --b \"$B\" --c ${C:-3}",
+            ["--a=1", "--b=x y", "--c=3"],
+            "B HF_TOKEN C",
+        ),
+        ("vllm serve a/b --a '$A \\' --o \"{\\\"k\\\": 1}\" \\\n --b ''", ["--a=$A \\", '--o={"k": 1}', "--b="], {}),
+        ("vllm serve $(M) --a $KEY --b=${P}", ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
+    ],
+)
+def test_a_script_is_read_as_a_shell_reads_it(script: str, args: list[str], env: str) -> None:
+    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
+    given = [{"name": "M", "value": "a/b"}, {"name": "KEY", "valueFrom": secret}, {"name": "P", "valueFrom": secret}] if "M" in env else []
+    made, messages = only(container(yaml.safe_dump({"command": ["bash", "-ec", script], "env": given})))
+    engine = made["spec"]["engine"]
+    assert made["spec"]["model"]["uri"] == "hf://a/b" and engine["args"] == args and "tensorParallel" not in engine
+    assert [one["name"] for one in engine.get("env", [])] == list(env.split() if env else [])
+    assert ("the token is in the manifest" in messages) == ("HF_TOKEN" in env)
+
+
+PROXY = {"name": "proxy", "image": "ghcr.io/berriai/litellm:v1", "args": ["--model", "openai/x"]}
+VLLM = {"name": "vllm", "image": "reg:5000/vllm-openai:v1"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "found"),
+    [
+        ([PROXY, VLLM | {"args": ["--model", "a/b"]}], ""),
+        ([VLLM | {"args": ["a/b", "--max-model-len=8192"]}], ""),
+        ([VLLM | {"command": ["python3"], "args": ["-m", "vllm.entrypoints.cli.main", "serve", "a/b"]}], ""),
+        ([VLLM | {"args": ["serve", "a/b", "--model", "a/c"]}], '--model "a/c": a/b is used instead'),
+        ([VLLM | {"command": ["numactl", "-N", "0", "vllm", "serve", "a/b"]}], "numactl -N 0"),
+        ([VLLM | {"command": ["sh", "-c", "vllm serve a/b"], "args": ["--seed=1"]}], "the shell does not give it to vLLM"),
+        ([PROXY], "no container runs vLLM"),
+        ([PROXY | {"image": "lmsysorg/sglang:v1"}], "runs SGLang"),
+        ([VLLM | {"args": ["/app/start.sh"]}], "no container runs vLLM"),
+        ([VLLM | {"args": ["a/b"]}, VLLM | {"name": "two", "args": ["a/c"]}], "each of vllm, two runs vLLM"),
+        ([VLLM | {"command": ["python3", "-m", "vllm.entrypoints.openai.run_batch"]}], "does not start vLLM's server"),
+        ([VLLM | {"args": ["--model", "unsloth/X-GGUF:Q4_K_M"]}], "names a quantization"),
+        ([VLLM | {"args": ["--model", "pvc://other/../data/m"]}], "has a step '..'"),
+    ],
+)
+def test_the_container_that_runs_vllm_is_found(containers: list[Body], found: str) -> None:
+    result = convert(load(container("{}", yaml.safe_dump({"containers": containers}))))
+    assert found in "\n".join(result.messages)
+    for text in result.documents:
+        made = next(yaml.safe_load_all(text))["spec"]
+        assert made["model"]["uri"] == "hf://a/b" and "vllm-openai" in made["engine"]["image"]
+    assert bool(result.documents) == (found == "" or "used" in found or found in ("numactl -N 0", "the shell does not give it to vLLM"))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +281,43 @@ def test_service_and_autoscaler_of_a_deployment_are_read_with_it(scaler: str, bo
 def test_a_command_line_that_is_no_list_of_strings_is_refused_by_name(args: str) -> None:
     result = convert(load(container(f"{{image: vllm/vllm-openai:v1, args: {args}}}", "")))
     assert not result.documents and "containers[0].args must be a list of strings" in result.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "mount", "env", "volume", "said"),
+    [
+        ("/root/.cache/huggingface", {}, {}, "persistentVolumeClaim", "is found there"),
+        ("/root/.cache/huggingface/hub", {}, {}, "persistentVolumeClaim", "is downloaded again"),
+        ("/home/vllm/.cache", {}, {}, "persistentVolumeClaim", "is downloaded again"),
+        ("/data", {"subPathExpr": "$(POD)"}, {"HF_HOME": "/data"}, "persistentVolumeClaim", "is downloaded again"),
+        ("/data", {}, {"HF_HUB_CACHE": "/data/hub"}, "persistentVolumeClaim", "is found there"),
+        ("/data", {}, {"XDG_CACHE_HOME": "/data"}, "persistentVolumeClaim", "is downloaded again"),
+        ("/root/.cache/huggingface", {}, {}, "nfs", "no volume for spec.model.cache"),
+    ],
+)
+def test_the_cache_of_the_hub_is_found_or_listed(path: str, mount: Body, env: dict[str, str], volume: str, said: str) -> None:
+    given = {"volumeMounts": [{"name": "v", "mountPath": path, **mount}], "env": [{"name": name, "value": env[name]} for name in env]}
+    made, messages = only(
+        container(yaml.safe_dump({"command": ["vllm", "serve", "a/b"], **given}), f"volumes: [{{name: v, {volume}: {{claimName: w}}}}]")
+    )
+    assert said in messages and ("cache" in made["spec"]["model"]) == (volume == "persistentVolumeClaim")
+
+
+def test_a_model_in_a_folder_for_each_pod_is_refused() -> None:
+    mounts = "volumeMounts: [{name: v, mountPath: /m, subPathExpr: $(POD)}], command: [vllm, serve, /m/x]"
+    result = convert(load(container(f"{{{mounts}}}", "volumes: [{name: v, persistentVolumeClaim: {claimName: w}}]")))
+    assert not result.documents and "subPathExpr" in result.messages[0]
+
+
+def test_a_second_gpu_resource_is_listed() -> None:
+    made, messages = only(container("{command: [vllm, serve, a/b], resources: {limits: {nvidia.com/gpu: 1, nvidia.com/mig-1g.10gb: 2}}}"))
+    assert made["spec"]["resources"]["gpus"] == 1 and "mig-1g.10gb 2: in spec.podTemplate beside nvidia.com/gpu" in messages
+
+
+@pytest.mark.parametrize("memory", ["1e10", "1E3", "100n", "1Ei", "5e-1"])
+def test_a_quantity_of_kubernetes_is_kept(memory: str) -> None:
+    made, _ = only(container(f"{{command: [vllm, serve, a/b], resources: {{limits: {{memory: {memory!r}}}}}}}"))
+    assert made["spec"]["resources"]["memory"] == memory
 
 
 def test_a_number_keeps_its_digits() -> None:
