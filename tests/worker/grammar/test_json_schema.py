@@ -219,6 +219,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "look-around",
     ),
     "in a branch of oneOf": ({"oneOf": [INTEGER, {"type": "string", "pattern": "("}]}, "/oneOf/1/pattern", "not a regular expression"),
+    "flags": ({"type": "string", "pattern": "/^a$/i"}, "/pattern", "write (?i) at its start"),
+    "word boundary": ({"type": "string", "pattern": r"\ba"}, "/pattern", r"\b and \B cannot"),
     "back reference": ({"type": "string", "pattern": r"(a)\1"}, "/pattern", "backreferences"),
     "no such definition": ({"items": {"$ref": "#/$defs/nowhere"}}, "/items/$ref", "names nothing"),
     "another document": ({"items": {"$ref": "https://example.org/x"}}, "/items/$ref", "another document"),

@@ -264,6 +264,73 @@ def test_an_object_without_a_tag_is_text_unless_it_is_a_call(text: str) -> None:
     assert (message.text, message.calls, reason) == (text, [], "stop")
 
 
+WRAPPED = {
+    "hermes": "<tool_call>OBJECT</tool_call>",
+    "llama3_json": "<|python_tag|>OBJECT",
+    "mistral": "[TOOL_CALLS][OBJECT]",
+    "granite": "<|tool_call|>[OBJECT]",
+    "phi4_mini": "functools[OBJECT]",
+    "qwen3_coder": "<tool_call>OBJECT</tool_call>",
+}
+
+
+@pytest.mark.parametrize("parser", WRAPPED)
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        *((f'{{"name": "f", "{key}": {{"s": "hi"}}}}', {"s": "hi"}) for key in ("arguments", "parameters", "args", "input")),
+        ('{"type": "tool_use", "id": "x", "name": "f", "input": {"s": "hi"}}', {"s": "hi"}),
+        ('{"function": {"name": "f"}, "arguments": {"s": "hi"}}', {"s": "hi"}),
+        ('{"name": "f", "arguments": null, "parameters": {"s": "hi"}}', {"s": "hi"}),
+        ('{"name": "f", "arguments": {"s": "hi"}, "id": "abcdefghi"}', {"s": "hi"}),
+        ('{"name": "f", "s": "hi"}', None),
+        ('{"name": "f", "arguments": null, "s": "hi"}', None),
+        ('{"name": "f", "arguments": {}, "s": "hi"}', None),
+        ('{"name": "f", "id": 5}', None),
+        ('{"name": "f", "type": "file"}', None),
+        ('{"name": "f", "args": {"s": "hi"}, "input": {"i": 1}}', None),
+        ('{"name": "f", "arguments": false}', None),
+        ("{'name': 'f', 'arguments': {'s': 1e999}}", None),
+    ],
+)  # fmt: skip
+def test_a_call_has_all_that_its_object_holds(parser: str, written: str, arguments: Any) -> None:
+    options = ParserOptions(Tools({"f": {"type": "object", "properties": {"s": {}, "i": {}, "id": {}}}}))
+    text = WRAPPED[parser].replace("OBJECT", written)
+    message, reason = read(ModelParsers(parser), text, options=options)
+    if arguments is None:
+        assert (message.text, message.calls, reason) == (text, [], "stop")
+    else:
+        assert (message.text, calls_of(message), reason) == ("", [("f", arguments)], "tool_calls")
+
+
+@pytest.mark.parametrize("parser", WRAPPED)
+@pytest.mark.parametrize("rest", ['"i": 5}', '"parameters": {"i": 5}}', '"type": "file"}', '"i": 5'])
+def test_a_call_with_keys_after_its_arguments_is_not_whole(parser: str, rest: str) -> None:
+    """Its arguments are on their way when the key comes, so only the finish reason can say it."""
+    written = WRAPPED[parser].replace("OBJECT", '{"name": "f", "arguments": {"s": "hi"}, ' + rest)
+    message, reason = read(ModelParsers(parser), written)
+    assert (calls_of(message), reason) == ([("f", {"s": "hi"})], "stop")
+
+
+@pytest.mark.parametrize("written", ['{"name": "f", "age": 3}', '{"name": "f"}', '{"name": "f", "input": {"s": "hi"}}', '{"name": 1}'])
+def test_an_answer_of_json_is_a_call_only_with_arguments(written: str) -> None:
+    message, reason = read(ModelParsers("llama3_json"), written)
+    assert (message.text, message.calls, reason) == (written, [], "stop")
+
+
+@pytest.mark.parametrize("written", ["[f(s=1e400)]", "[f(s=[-1e400])]", '[f(s={**{"a": 1}})]', "[f(s=1, s=2)]"])
+def test_python_that_json_cannot_say_is_text(written: str) -> None:
+    message, reason = read(ModelParsers("pythonic"), written)
+    assert (message.text, message.calls, reason) == (written, [], "stop")
+
+
+@pytest.mark.parametrize("end", ["</parameter>\n", ""])
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_quotes_around_a_parameters_name_are_not_part_of_it(quote: str, end: str) -> None:
+    written = re.sub("<parameter=(.)>", rf"<parameter={quote}\1{quote}>", CALL).replace("</parameter>\n", end)
+    assert calls_of(read(ModelParsers("qwen3_coder"), written)[0]) == [("f", {"s": "hi", "i": 5})]
+
+
 def _kimi(*ids: str) -> str:
     calls = (f"<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for id in ids)
     return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"

@@ -101,6 +101,79 @@ def test_settings_beside_the_file(tmp_path: Path) -> None:
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
 
 
+MARKERS = ("<|im_start|>", "<|im_end|>")
+FLAGS = {"special": False, "lstrip": False, "rstrip": False, "normalized": True, "single_word": False}
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("in_settings", [True, False])
+@pytest.mark.parametrize("name", [name for name in NAMES if "tekken" not in name])
+def test_chat_markers_are_found_wherever_they_are_added(tmp_path: Path, name: str, in_settings: bool, legacy: bool) -> None:
+    size = len(load_tokenizer(make_folder(tmp_path, name)))
+    load_tokenizer.cache_clear()
+    ids = {marker: size + at for at, marker in enumerate(MARKERS)}
+    decoder = {str(number): FLAGS | {"content": marker} for marker, number in ids.items()}
+    make_folder(tmp_path, name, {"legacy": legacy} | ({"added_tokens_decoder": decoder} if in_settings else {}))
+    if not in_settings:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(ids))
+        (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
+    tokenizer = load_tokenizer(tmp_path)
+    a, hello = (tokenizer.encode(text, add_special_tokens=False) for text in ("a", "hello"))
+    encoded = tokenizer.encode("a<|im_start|>hello<|im_end|>", add_special_tokens=False)
+    assert encoded[: len(a) + 1] == [*a, size] and encoded[-1] == size + 1 and (not legacy or encoded[len(a) + 1 : -1] == hello)
+    assert in_settings or (tokenizer.eos_token_id == size + 1 and "<|im_end|>" not in tokenizer.decode(encoded, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("name", ["symbols", "gemma"])
+def test_symbols_that_the_settings_repeat_stay_as_the_file_has_them(tmp_path: Path, name: str) -> None:
+    symbols = {piece: number for piece, number in load_tokenizer(make_folder(tmp_path, name)).get_vocab().items() if piece in ("\n", "▁▁")}
+    load_tokenizer.cache_clear()
+    decoder = {str(number): FLAGS | {"content": piece, "normalized": False} for piece, number in symbols.items()}
+    tokenizer = load_tokenizer(make_folder(tmp_path, name, {"added_tokens_decoder": decoder}))
+    assert [tokenizer.encode(text, add_special_tokens=False) for text in EXPECTED["texts"]] == EXPECTED["ids"][name]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "says"),
+    [
+        ({"1300": {"content": "<|x|>"}}, "'<|x|>' the id 1300"),
+        ({"5": {"content": "<s>"}}, "'<s>' the id 5"),
+        ({"-1": {"content": "<|x|>"}}, "'<|x|>' the id -1"),
+        ({"x": {"content": "<|x|>"}}, "added_tokens_decoder in tokenizer_config.json"),
+        ({"420": {}}, "added_tokens_decoder in tokenizer_config.json"),
+    ],
+)
+def test_an_added_token_has_its_id_or_is_named(tmp_path: Path, decoder: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        load_tokenizer(make_folder(tmp_path, "bpe", {"added_tokens_decoder": decoder}))
+
+
+def test_a_file_that_ends_early_is_damaged(tmp_path: Path) -> None:
+    model = make_folder(tmp_path, "bpe") / "tokenizer.model"
+    whole = model.read_bytes()
+    for end in (*range(50, len(whole), 199), *range(len(whole) - 100, len(whole))):
+        model.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match="damaged"):
+            load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("token", [None, "", "no base64!", "QQ=="])
+def test_a_tekken_vocabulary_without_some_tokens_is_refused(tmp_path: Path, token: str | None) -> None:
+    path = make_folder(tmp_path, "tekken") / "tekken.json"
+    content = json.loads(path.read_text())
+    content["vocab"] = [] if token is None else [*content["vocab"][:-1], {"rank": 0, "token_bytes": token, "token_str": None}]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="not a vocabulary of Mistral's Tekken"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_bytes_name_in_a_text_is_text(tmp_path: Path) -> None:
+    """The ids are those of the sentencepiece library."""
+    tokenizer = load_tokenizer(make_folder(tmp_path, "bytes"))
+    assert tokenizer.encode("<<0x41>>", add_special_tokens=False) == [260, 330, 330, 329, 124, 336, 280, 339, 339]
+    assert tokenizer.encode("1 <0xE6><0x9D> x", add_special_tokens=False)[2:9] == [260, 330, 329, 124, 73, 58, 339]
+
+
 def test_tokenizer_json_comes_first(tmp_path: Path) -> None:
     load_tokenizer(make_folder(tmp_path, "bpe")).backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     load_tokenizer.cache_clear()

@@ -31,7 +31,14 @@ _HINTS = {
 _REQUIRED = re.compile(r"required property '(.*)' is unsatisfiable")
 _KEYWORD = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 _MESSAGES = (
-    (r".*look-?arounds?\b.*", "pattern", r"look-around and \\b cannot be enforced; write the pattern without"),
+    (r".*lookarounds not supported.*; Word.*", "pattern", r"\\b and \\B cannot be enforced; write the pattern without"),
+    (
+        r".*lookarounds not supported.*; (?:Start|End).*",
+        "pattern",
+        "^ and $ can be enforced only at the ends of the pattern, without the modifier (?m); "
+        "slashes and flags around it (/…/i) are part of the text: write (?i) at its start instead",
+    ),
+    (r".*look-?arounds?\b.*", "pattern", "look-around cannot be enforced; write the pattern without"),
     (r".*backreferences.*", "pattern", "backreferences cannot be enforced; write the pattern without"),
     (r".*regex parse error:.*\berror: (.*)", "pattern", r"is not a regular expression: \1"),
     (r"Pointer '(.*)' does not exist", "$ref", r"#\1 names nothing in the schema"),

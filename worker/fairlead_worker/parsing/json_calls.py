@@ -4,6 +4,7 @@ A format is data: markers that begin calls, the head of a call up to the opening
 calls. Patterns are tried on growing text: a *partial* match (of the `regex` library) waits for more text.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,12 +15,16 @@ from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.pythonic import parse_literal
 from fairlead_worker.parsing.scanner import PYTHON_OUTSIDE, Scanner, escape_controls
-from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker, get_properties
 
-_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{|null)'
+_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>null|\{{\s*\}}|\{{(?=\s*[^\s}}]))'
 _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
 _PYTHON = r"True|False|None|'(?:[^'\\\n]|\\.)*+'"
 """Python's words and strings, which some models write within JSON."""
+_NAMES = ("name", "function")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Keys that models write for the arguments. In an object without a marker, only the first two tell a call from data."""
+_TYPES = ("function", "function_call", "tool_call", "tool_use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +57,23 @@ class JsonFormat:
         def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             scanner, at = Scanner(), found.start("open")
             groups = found.groupdict()
+            if groups.get("object") and found["open"] != "{":  # other keys may hold the arguments
+                return hold_object(text, found.start("object"))
             sink.begin_call(found["name"], groups.get("id") or "")
             if groups.get("object"):
                 scanner.scan(text[found.start("object") : at])
             if found["open"] != "{":
                 sink.add_arguments("{}")
                 sink.end_call()
-                return text[found.end() :], _Closing(self, scanner, next_stage) if scanner.depth else self.after_call(next_stage)
+                return text[found.end() :], self.after_call(next_stage)
             return text[at:], _Arguments(self, scanner, scanner.depth, next_stage)
 
         def start_object(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
-            at = found.start("open")
-            return text[at:], _AnyObject(self, opening + text[:at], next_stage, Scanner("\"'", PYTHON_OUTSIDE))
+            return hold_object(text, found.start("open"))
+
+        def hold_object(text: str, at: int) -> tuple[str, Stage]:
+            is_bare = bool(self.at_start) and not opening
+            return text[at:], _AnyObject(self, opening + text[:at], next_stage, Scanner("\"'", PYTHON_OUTSIDE), is_bare)
 
         patterns: list[tuple[str, HeadHandler]] = [(self.head, start_call)]
         if self.any_object and (opening or not self.only_head_at_start):
@@ -200,37 +210,46 @@ class _Arguments:
                 sink.add_arguments(msgspec.json.encode(value).decode())
                 return text[used + python.end() :], self
         if ended:
-            sink.end_call()
             if self.depth:
                 return text[used:], _Closing(self.format, self.scanner, self.next_stage)
+            sink.end_call()
             return text[used:], self.format.after_call(self.next_stage)
         return text[used:], self if used == len(text) else self.next_stage
 
 
 @dataclass(slots=True)
 class _Closing:
-    """The rest of an object after its arguments."""
+    """The rest of an object after its arguments. Keys that no call has leave the call incomplete: they may be arguments too."""
 
     format: JsonFormat
     scanner: Scanner
     next_stage: Stage
     is_reasoning = False
+    _parts: list[str] = field(default_factory=list)
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
+        self._parts.append(text[:used])
+        if used == len(text) and not ended and not final:
+            return "", self
         # Some models leave out the last brace.
-        return text[used:], self if used == len(text) and not ended else self.format.after_call(self.next_stage)
+        rest = _decode(f'{{"type":"function"{"".join(self._parts)}{"" if ended else "}"}')
+        if isinstance(rest, dict) and rest.keys() <= {"id", "type"} and rest["type"] in _TYPES:
+            sink.end_call()
+        return text[used:], self.format.after_call(self.next_stage)
 
 
 @dataclass(slots=True)
 class _AnyObject:
-    """An object that may be a call with keys in another order. This is known once the object is complete."""
+    """An object that may be a call with other keys, or in another order. This is known once the object is complete."""
 
     format: JsonFormat
     raw: str
     """All text since the marker. It is plain text if the object is no call."""
     next_stage: Stage
     scanner: Scanner
+    is_bare: bool
+    """True if no marker says that this is a call."""
     is_reasoning = False
     _parts: list[str] = field(default_factory=list)
 
@@ -240,8 +259,8 @@ class _AnyObject:
         if not ended and used == len(text) and not final:
             return "", self
         written = "".join(self._parts)
-        call = _parse_call(written) if ended else None
-        if call is None or call[0] not in sink.tools.schemas:
+        call = _parse_call(written if ended else written + "}", sink.tools.schemas, self.is_bare or not ended)
+        if call is None:
             sink.add_text(self.raw + written)
             return text[used:], self.next_stage
         sink.begin_call(call[0])
@@ -250,21 +269,29 @@ class _AnyObject:
         return text[used:], self.format.after_call(self.next_stage)
 
 
-def _parse_call(written: str) -> tuple[str, str] | None:
-    """Return (name, arguments) of an object, or None if it is no call."""
+def _parse_call(written: str, schemas: Mapping[str, Any], is_strict: bool) -> tuple[str, str] | None:
+    """Return (name, arguments) of an object, or None if it is no call of a known tool, or has a key that may be an argument.
+
+    `is_strict`: it must have `arguments` or `parameters`.
+    """
     value = _decode(written)
     if not isinstance(value, dict):
         return None
-    given = value["function"] if isinstance(value.get("function"), dict) else value
-    name, arguments = given.get("name", given.get("function")), given.get("arguments", given.get("parameters"))
-    if isinstance(arguments, str) and arguments.strip():
-        arguments = _decode(arguments)
-        if arguments is None:
-            return None
-    arguments = arguments or {}
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if isinstance(inner := value.get("function"), dict):
+        outer = {key: each for key, each in value.items() if key != "function"}
+        value = outer | inner if not outer.keys() & inner.keys() else {}
+    names = [value.pop(key) for key in _NAMES if key in value]
+    found = [value.pop(key) for key in (_ARGUMENTS[:2] if is_strict else _ARGUMENTS) if key in value]
+    if len(names) != 1 or not isinstance(names[0], str) or names[0] not in schemas or (is_strict and not found):
         return None
-    return name, msgspec.json.encode(arguments).decode()
+    given = [each for each in found if each not in (None, "", [], {})]
+    arguments = given[0] if given else {}
+    if isinstance(arguments, str):
+        arguments = _decode(arguments)
+    known = {"id", "type"} if arguments or "id" not in get_properties(schemas[names[0]]) else {"type"}
+    if len(given) > 1 or not isinstance(arguments, dict) or value.keys() - known or value.get("type", "function") not in _TYPES:
+        return None
+    return names[0], msgspec.json.encode(arguments).decode()
 
 
 def _decode(written: str) -> Any:

@@ -11,7 +11,7 @@ from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
 from fairlead_worker.parsing.json_calls import JSON_CALLS
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.pythonic import parse_literal
-from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap, find_marker
+from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap, find_marker, get_properties
 
 _TEXT = frozenset({"string"})
 _KINDS: dict[type, frozenset[str]] = {
@@ -130,7 +130,7 @@ class _Parameters:
             if not self.is_doubtful:
                 sink.end_call()
             return text[found.end() :], self.format.after_call(self.next_stage)
-        key = groups["key"].strip()
+        key = _clean(groups["key"])
         self.is_doubtful |= key in self.given
         self.given.add(key)
         is_string = groups.get("string")
@@ -173,11 +173,11 @@ class _Parameters:
         """Return whether a value without its own end ends at the tag. None: the text that follows decides."""
         if tag == self.format.next_parameter:
             # The rest of the tag may be torn: then the call ends here, unfinished, and its markup is no value.
-            found = match(rf'{regex.escape(tag)}(?P<key>[^"<>\n]{{1,256}})["<>\n]', text, partial=not final)
+            found = match(rf'{regex.escape(tag)}"?(?P<key>[^"<>\n]{{1,256}})["<>\n]', text, partial=not final)
             if found is None or found.partial:
                 return None if found else False
             may_be_text = not kinds or "string" in kinds
-            return not may_be_text or found["key"].strip() in _properties(self.schema).keys() - self.given
+            return not may_be_text or _clean(found["key"]) in get_properties(self.schema).keys() - self.given
         closers, markers = ("|".join(map(regex.escape, tags)) for tags in (self.format.closers, self.format.markers))
         found = match(rf"(?:(?:{closers})\s*){{1,4}}(?:{markers}{'|$' if final else ''})", text, partial=not final)
         return None if found and found.partial else found is not None
@@ -259,15 +259,14 @@ def _before_breaks(text: str, end: int) -> int:
     return len(text[:end].rstrip("\n"))
 
 
-def _properties(schema: Any) -> dict[str, Any]:
-    """Return the schemas of a tool's parameters by name."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties if isinstance(properties, dict) else {}
+def _clean(key: str) -> str:
+    """Return a parameter's name without the quotes that some models write around it."""
+    return key.strip().strip("\"'")
 
 
 def find_kinds(schema: Any, key: str) -> frozenset[str]:
     """Return the JSON types that a parameter schema allows for `key`, or an empty set if it declares none."""
-    declared = _properties(schema).get(key)
+    declared = get_properties(schema).get(key)
     branches = next((declared[name] for name in ("anyOf", "oneOf") if declared.get(name)), None) if isinstance(declared, dict) else None
     each = [_declared_kinds(branch) for branch in (branches if isinstance(branches, list) else [declared])]
     return frozenset().union(*each) if all(each) else frozenset()

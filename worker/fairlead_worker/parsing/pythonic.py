@@ -1,6 +1,7 @@
 """Tool calls written as Python: `[get_weather(city="Paris"), now()]` (Llama 3.2 and 4)."""
 
 import ast
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,8 @@ def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
             arguments = {str(word.arg): _parse_literal(word.value) for word in call.keywords}
             msgspec.json.encode(arguments)
             calls.append((ast.unparse(call.func), arguments))
+            if len(arguments) < len(call.keywords):  # one came twice
+                return None
         except (ValueError, TypeError, RecursionError, OverflowError):
             return None
     return calls
@@ -97,12 +100,10 @@ def _parse_literal(node: ast.expr) -> Any:
             return _WORDS[id]
         case ast.List(elts) | ast.Tuple(elts):
             return [_parse_literal(each) for each in elts]
-        case ast.Dict(keys, values):
-            return {
-                str(_parse_literal(key)) if key is not None else "": _parse_literal(value) for key, value in zip(keys, values, strict=True)
-            }
+        case ast.Dict(keys, values) if None not in keys:  # it stands for `**`
+            return {str(_parse_literal(key)): _parse_literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
         case _:
             value = ast.literal_eval(node)
-            if not isinstance(value, str | int | float | bool | None):
+            if not isinstance(value, str | int | float | bool | None) or (isinstance(value, float) and not math.isfinite(value)):
                 raise ValueError("no JSON")
             return value

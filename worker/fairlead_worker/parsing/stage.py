@@ -191,6 +191,12 @@ class Parser:
         self._held = ""
 
 
+def get_properties(schema: Any) -> dict[str, Any]:
+    """Return the schemas of a tool's parameters by name."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
 def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str]:
     """Return (position, marker) of the first marker in a text, the longest one at that position. Return (-1, "") if there is none."""
     found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]

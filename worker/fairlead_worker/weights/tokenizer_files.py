@@ -4,6 +4,7 @@ transformers reads both only beside packages that the images do not have. The pa
 SentencePiece's file, and the converter of Tekken's. Both give the token ids of the libraries that wrote the files.
 """
 
+import base64
 import json
 import re
 import shutil
@@ -24,7 +25,8 @@ from fairlead_worker.weights.gguf.tokenizer import BYTE, CONTROL, SPACE, UNKNOWN
 SENTENCEPIECE, TEKKEN = "tokenizer.model", "tekken.json"
 _UNIGRAM, _BPE = 1, 2
 _SETTINGS = "tokenizer_config.json"
-_BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+_ADDED, _SPECIAL = "added_tokens.json", "special_tokens_map.json"
+_BESIDE = ("chat_template.jinja", "chat_template.json")
 _TURNS = ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]")
 _MORE = ("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]")
 _FIRST_TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", *_TURNS, *_MORE)
@@ -44,26 +46,61 @@ def convert_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
         settings = json.loads((folder / _SETTINGS).read_text()) if (folder / _SETTINGS).is_file() else {}
     except ValueError as error:
         raise TokenizerFileError(f"{_SETTINGS} is not JSON: {error}; download it again") from error
-    tokenizer, tokens = _read_tekken(folder / TEKKEN) if found == TEKKEN else _read_sentencepiece(folder / SENTENCEPIECE, settings)
-    for number, token in sorted((int(number), token) for number, token in (settings.get("added_tokens_decoder") or {}).items()):
-        if number == tokenizer.get_vocab_size():
-            tokenizer.add_tokens([AddedToken(**token)])
+    added = _read_added_tokens(folder, settings)
+    tokenizer, tokens = _read_tekken(folder / TEKKEN) if found == TEKKEN else _read_sentencepiece(folder / SENTENCEPIECE, added, settings)
+    symbols = {number: token for number, token in tokenizer.get_added_tokens_decoder().items() if token.normalized}
+    for number, token in added:
+        size = tokenizer.get_vocab_size()
+        if (symbol := symbols.get(number)) is not None and symbol.content == token.content:
+            symbol.special, token = token.special, symbol
+        tokenizer.add_tokens([token])
+        if (got := tokenizer.token_to_id(token.content)) != number:
+            raise TokenizerFileError(
+                f"{_SETTINGS} or {_ADDED} gives {token.content!r} the id {number}, and it would get {got}: "
+                f"added tokens must follow the {size} before them, and keep the ids of {found}; add the model's tokenizer.json"
+            )
     tokenizer.post_processor = _add_ends(tokenizer, tokens | settings, settings)
-    given = {key: value for key, value in settings.items() if key not in ("auto_map", "tokenizer_file", "add_bos_token", "add_eos_token")}
+    # The tokenizer has the added tokens already. With them in its settings, transformers would ignore the special tokens' file.
+    unused = ("auto_map", "tokenizer_file", "add_bos_token", "add_eos_token", "added_tokens_decoder")
+    given = {key: value for key, value in settings.items() if key not in unused}
     with tempfile.TemporaryDirectory() as made:
         tokenizer.save(f"{made}/tokenizer.json")
         described = tokens | given | {"tokenizer_class": "PreTrainedTokenizerFast"}
         (Path(made) / _SETTINGS).write_text(json.dumps(described))
-        for name in _BESIDE:
+        for name in _BESIDE if "added_tokens_decoder" in settings else (*_BESIDE, _SPECIAL):
             if (folder / name).is_file():
                 shutil.copy(folder / name, made)
         return PreTrainedTokenizerFast.from_pretrained(made, local_files_only=True)
+
+
+def _read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[tuple[int, AddedToken]]:
+    """Return (id, token) of each token that the settings or `added_tokens.json` add to those of the tokenizer's file, sorted by id."""
+    name = f"added_tokens_decoder in {_SETTINGS}"
+    try:
+        found: dict[str, tuple[int, dict[str, Any]]] = {}
+        for number, token in (settings.get("added_tokens_decoder") or {}).items():
+            flags = dict(token) if isinstance(token, dict) else {"content": str(token)}
+            found[flags.pop("content")] = int(number), flags
+        name = f"{_ADDED} or {_SPECIAL}"
+        legacy, special = (json.loads((folder / each).read_text()) if (folder / each).is_file() else {} for each in (_ADDED, _SPECIAL))
+        named = [each for value in {**settings, **special}.values() for each in (value if isinstance(value, list) else [value])]
+        names = {each.get("content") if isinstance(each, dict) else str(each) for each in named}
+        for token, number in legacy.items():
+            found.setdefault(token, (int(number), {"special": token in names}))
+        # Slow tokenizers find them in the text as it is. The normalizer's leading space would hide them.
+        added = [(number, AddedToken(token, **(flags | {"normalized": False}))) for token, (number, flags) in found.items()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TokenizerFileError(f"{name} is no list of tokens with their ids ({error!r:.100}): download it again") from error
+    return sorted(added, key=lambda one: one[0])
 
 
 def _read_tekken(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """Return (tokenizer, its special tokens)."""
     try:
         content = json.loads(path.read_text())
+        tokens = {base64.b64decode(each["token_bytes"], validate=True) for each in content["vocab"]}
+        if len(tokens) < len(content["vocab"]) or b"" in tokens or any(bytes([byte]) not in tokens for byte in range(256)):
+            raise ValueError("a token is empty or comes twice, or a byte has none")
         if content.get("special_tokens") is None:
             named = [{"rank": rank, "token_str": token, "is_control": True} for rank, token in enumerate(_FIRST_TEKKEN)]
             with tempfile.TemporaryDirectory() as made:
@@ -79,32 +116,39 @@ def _read_tekken(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {name: token for name, token in names.items() if tokenizer.token_to_id(token) is not None}
 
 
-def _read_sentencepiece(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
+def _read_sentencepiece(
+    path: Path, added: Sequence[tuple[int, AddedToken]], settings: Mapping[str, Any]
+) -> tuple[Tokenizer, dict[str, Any]]:
     """Return (tokenizer, its special tokens)."""
     proto = import_protobuf().ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
+        is_whole = proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")  # these follow the pieces
     except DecodeError:
-        pass
+        is_whole = False
     if not proto.pieces:
         raise TokenizerFileError(
             f"{SENTENCEPIECE} is not a SentencePiece model; other vocabularies (tiktoken) do not say how text is split: "
             "add the tokenizer.json of the model, or of another one with the same tokenizer"
         )
+    if not is_whole:
+        raise TokenizerFileError(f"{SENTENCEPIECE} is damaged: it ends after {len(proto.pieces)} pieces; download it again")
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (_UNIGRAM, _BPE) or trainer.treat_whitespace_as_suffix or not rules.escape_whitespaces:
         raise TokenizerFileError(
             f"{SENTENCEPIECE} is a SentencePiece model of a kind that is not supported (BPE and unigram are): add a tokenizer.json"
         )
     pieces = [piece.piece for piece in proto.pieces]
-    for number, token in (settings.get("added_tokens_decoder") or {}).items():  # they rename placeholders
-        content = token["content"] if isinstance(token, dict) else str(token)
-        if int(number) < len(pieces) and content not in pieces:
-            pieces[int(number)] = content
+    for number, token in added:  # they rename placeholders
+        if 0 <= number < len(pieces) and token.content not in pieces:
+            pieces[number] = token.content
     tokenizer = Tokenizer(_model(proto, pieces))
     kinds = [piece.type for piece in proto.pieces]
     symbols = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == USER_DEFINED]
     _set_text_rules(tokenizer, rules, symbols, settings.get("legacy") is False)
+    if trainer.model_type == _UNIGRAM and trainer.byte_fallback:  # "<0x41>" in a text is no byte, but the library finds all pieces in it
+        split = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each for each in (tokenizer.pre_tokenizer, split) if each is not None])
     # Symbols that the user defined are found in the normalized text, after the leading space was added.
     control = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == CONTROL]
     tokenizer.add_tokens([AddedToken(piece, normalized=True, special=False) for piece in symbols])
