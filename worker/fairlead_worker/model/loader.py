@@ -52,6 +52,7 @@ from fairlead_worker.model.quantized import (
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
+from fairlead_worker.model.wrappers import text_config, text_names
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -146,7 +147,7 @@ def load_model(
     progress("config", 0)
     folder = locate(uri, progress, cache)
     ranks = 1 if group is None else group.size
-    config = _read_config(uri, folder, ranks)
+    config, is_wrapped = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
     stored = hasattr(config, "quantization_config")
     limit = context_length(uri, config, max_model_len)
@@ -190,7 +191,7 @@ def load_model(
         model, in_blocks = read_gguf_model(uri, blocks, config, torch_dtype, torch.device(device), progress)
     else:
         model, generates = _read_weights(
-            uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts
+            uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups, packed, experts, is_wrapped
         )
     if packed is not None:
         take_stored(uri, model, torch_dtype, packed.keep)
@@ -264,14 +265,16 @@ def _fuse(
     return stacked if kernels is None else (*stacked, *fuse_layers(model, kernels, layers, limit, reference.text, wanted))
 
 
-def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
+def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, bool]:
+    """Return the config of the decoder, and whether it is the text part of a model that reads more than text."""
     try:
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
     if "quantization_config" in raw:
         check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
-    kind = raw.get("model_type")
+    text = text_config(raw)
+    kind = raw.get("model_type") if text is None else text["model_type"]
     try:
         known = isinstance(kind, str) and register_adapter(kind)
     except PluginError as error:
@@ -279,7 +282,10 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
     if not known:
         raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if text is not None:
+            logger.info("model_type %s: its text part is served, as %s", raw["model_type"], kind)
+            return AutoConfig.for_model(**text), True
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), False
     except Exception as error:
         raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
 
@@ -341,6 +347,7 @@ def _read_weights(
     groups: Groups,
     packed: Stored | None,
     experts: KeptExperts | None,
+    is_wrapped: bool,
 ) -> tuple[PreTrainedModel, bool]:
     """Read the weights; return the model and whether it has its own head.
 
@@ -360,8 +367,10 @@ def _read_weights(
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
             family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
             tensors: dict[str, Any] | None = None
-            if shards is not None or experts is not None or reshapes:
-                tensors = opened.enter_context(open_tensors(folder, files))
+            if shards is not None or experts is not None or reshapes or is_wrapped:
+                tensors = opened.enter_context(open_tensors(folder, files, text_names if is_wrapped else None))
+                if is_wrapped:  # the wrapper's config and its text part's may disagree
+                    config.tie_word_embeddings = "lm_head.weight" not in tensors
                 if shards is not None:
                     cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
                     family, tensors = part_class(config, shards, cut, groups), dict(cut)

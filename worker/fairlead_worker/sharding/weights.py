@@ -4,7 +4,7 @@ transformers itself reads the files (names of older checkpoints, tied weights, s
 It gets slices of the files instead of tensors, and a model whose layers have this rank's size.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards
+
+Rename = Callable[[Iterable[str]], Mapping[str, str]]
+"""Returns the tensors to take: the name in the file → the name in the model."""
 
 
 class Part:
@@ -55,11 +58,13 @@ class Part:
 
 
 @contextmanager
-def open_tensors(folder: Path, files: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield name -> slice of each tensor in `files`, open while the context is."""
+def open_tensors(folder: Path, files: Iterable[str], rename: Rename | None = None) -> Iterator[dict[str, Any]]:
+    """Yield name -> slice of each tensor in `files`, open while the context is. `rename`: chooses and names them."""
     with ExitStack() as opened:
         stored = [opened.enter_context(safe_open(folder / name, framework="pt")) for name in files]
-        yield {key: file.get_slice(key) for file in stored for key in file.keys()}  # noqa: SIM118  # not a mapping
+        found = {key: file for file in stored for key in file.keys()}  # noqa: SIM118  # not a mapping
+        names = {key: key for key in found} if rename is None else rename(found)
+        yield {name: found[key].get_slice(key) for key, name in names.items()}
 
 
 def part_class(config: PreTrainedConfig, shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:
