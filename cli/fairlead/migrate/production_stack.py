@@ -1,0 +1,145 @@
+"""Helm values of vLLM's production-stack. Each entry of modelSpec becomes the pod that the chart makes of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairlead.migrate.command_line import read_arguments
+from fairlead.migrate.context import SEVERAL_PODS, Context, OtherWorkload
+from fairlead.migrate.draft import Draft
+from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, whole
+from fairlead.migrate.finish import finish
+from fairlead.migrate.pods import keep_volume, read_container, read_env, read_pod
+
+ENGINES = "servingEngineSpec"
+MODEL = f"{ENGINES}.modelSpec"
+_FLAGS = {
+    "modelURL": "model",
+    "modelRevision": "revision",
+    "toolCallParser": "tool-call-parser",
+    "vllmConfig.maxModelLen": "max-model-len",
+    "vllmConfig.dtype": "dtype",
+    "vllmConfig.tensorParallelSize": "tensor-parallel-size",
+    "vllmConfig.maxNumSeqs": "max-num-seqs",
+    "vllmConfig.gpuMemoryUtilization": "gpu-memory-utilization",
+    "vllmConfig.maxLoras": "max-loras",
+    "vllmConfig.runner": "runner",
+    "vllmConfig.convert": "convert",
+}
+_SWITCHES = {
+    "enableLoRA": ("enable-lora", ""),
+    "enableTool": ("enable-auto-tool-choice", ""),
+    "vllmConfig.enableChunkedPrefill": ("enable-chunked-prefill", "no-enable-chunked-prefill"),
+    "vllmConfig.enablePrefixCaching": ("enable-prefix-caching", "no-enable-prefix-caching"),
+}
+_POLICIES = {"roundrobin": "RoundRobin", "session": "Session"}
+
+
+def split_stack(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield values for each entry of modelSpec, with the entry in place of the list; other objects as they are."""
+    engines = values.get(ENGINES)
+    entries = engines.get("modelSpec") if "kind" not in values and isinstance(engines, Mapping) else None
+    if isinstance(engines, Mapping) and isinstance(entries, list) and entries:
+        yield from ({**values, ENGINES: {**engines, "modelSpec": entry}} for entry in entries)
+    else:
+        yield values
+
+
+def convert_stack(fields: Fields, context: Context) -> Draft:
+    """Return the draft of an entry of modelSpec. Raises OtherWorkload and NotMigratable."""
+    if not fields.look(MODEL):
+        raise NotMigratable(f"{MODEL} has no model: write one")
+    engines, entry = fields.part(ENGINES), fields.part(MODEL)
+    if False in (entry.take("enabled"), engines.take("enableEngine")):
+        raise OtherWorkload("it is not enabled")
+    if entry.look("raySpec.enabled"):
+        raise NotMigratable(f"{MODEL}.raySpec: {SEVERAL_PODS}")
+    draft = Draft()
+    draft.identify(engines, "modelSpec")
+    others = [name for one in context.objects if (name := Fields(one).look(f"{MODEL}.name")) not in (None, entry.look("name"))]
+    if others:
+        draft.note(
+            MODEL, "one URL serves all models of the chart: to keep one, name the services of the others in spec.exposure.otherServices"
+        )
+    for path, name in _FLAGS.items():
+        if (value := entry.take(path)) not in (None, ""):
+            draft.flags.append((name, "", [quantity(value)], entry.at(path)))
+    for path, names in _SWITCHES.items():
+        if (value := entry.take(path)) is not None and names[not value]:
+            draft.flags.append((names[not value], "", [], entry.at(path)))
+    _read_pod(draft, engines, entry)
+    read_arguments(draft, entry.words("vllmConfig.extraArgs"), entry.at("vllmConfig.extraArgs"))
+    if (replicas := entry.take("replicaCount")) is not None:
+        draft.put("replicas", whole(replicas), entry.at("replicaCount"))
+    if entry.take("keda.enabled"):
+        fewest, most = whole(entry.take("keda.minReplicaCount", 0)), whole(entry.take("keda.maxReplicaCount", 100))
+        draft.autoscale(fewest, most, entry.at("keda"), "KEDA scaled by its triggers")
+    for adapter in fields.items("loraAdapters"):
+        if adapter.take("enabled") is False or adapter.look("baseModel") in others:
+            adapter.mark()
+        elif adapter.look("baseModel") == entry.look("name") and adapter.look("adapterSource.type") == "huggingface":
+            names = (adapter.need("adapterSource.adapterName"), adapter.need("adapterSource.repository"))
+            draft.adapters.append((*names, adapter.path))
+    _read_router(draft, fields.part("routerSpec"))
+    finish(draft)
+    return draft
+
+
+def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
+    """Read the pod that the chart makes."""
+    settings = [{"name": name, "value": value} for name, value in engines.take("configs", {}).items()]
+    read_env(draft, [*(Fields(one, engines.at("configs")) for one in settings), *engines.items("env")])
+    volumes, mounts = entry.look("extraVolumes", []), entry.take("extraVolumeMounts", [])
+    for volume in entry.items("extraVolumes"):
+        if any(mount["name"] == volume.look("name") for mount in mounts):
+            volume.mark()
+    claim, storage = entry.take("pvcExistingClaimName"), entry.look("pvcStorage")
+    if claim or isinstance(storage, Mapping):
+        entry.take("pvcStorage")
+        volumes = [{"name": "chart-storage", **({"persistentVolumeClaim": {"claimName": claim}} if claim else storage)}, *volumes]
+        mounts = [{"name": "chart-storage", "mountPath": "/data"}, *mounts]
+        draft.cache_paths.append("/data/hub")
+    elif storage and str(entry.look("modelURL")).startswith("/data/"):
+        made = f"RELEASE-{entry.look('name')}-storage-claim"
+        raise NotMigratable(f"{entry.at('modelURL')} is on the claim that the chart makes, {made}: name it in pvcExistingClaimName")
+    shared, own = engines.take("tolerations", []), entry.take("tolerations", [])
+    pod = {
+        "image": ":".join(quantity(part) for name in ("repository", "tag") if (part := entry.take(name))),
+        "tolerations": own if own and entry.take("tolerationsPolicy") == "override" else [*shared, *own],
+        "runtimeClassName": entry.take("runtimeClassName") if "runtimeClassName" in entry.data else engines.take("runtimeClassName"),
+        "schedulerName": engines.take("schedulerName"),
+        "imagePullSecrets": [{"name": name}] if (name := entry.take("imagePullSecret")) else [],
+        "envFrom": [{"secretRef": {"name": name}}] if (name := entry.take("envFromSecret.name")) else [],
+        "volumes": volumes,
+        "volumeMounts": mounts,
+    }
+    if not entry.look("affinity") and not entry.look("nodeName") and (terms := entry.take("nodeSelectorTerms")):
+        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    if not entry.look("resources"):
+        gpus = {entry.take("requestGPUType") or "nvidia.com/gpu": number} if (number := entry.take("requestGPU")) else {}
+        limits = {"memory": entry.take("limitMemory"), "cpu": entry.take("limitCPU"), **gpus}
+        wanted = {"cpu": entry.take("requestCPU"), "memory": entry.take("requestMemory")}
+        pod["resources"] = {
+            kind: {name: value for name, value in given.items() if value is not None}
+            for kind, given in (("requests", wanted), ("limits", limits))
+        }
+    rendered = Fields({**entry.data, **pod}, entry.path, entry.used)
+    read_pod(draft, rendered, "")
+    read_container(draft, rendered, rendered)
+    if size := entry.take("shmSize"):
+        keep_volume(draft, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(size)}})
+    if isinstance(entry.look("hf_token"), Mapping) and (secret := entry.take("hf_token.secretName")):
+        draft.put("model.secretRef", {"name": secret, "key": entry.take("hf_token.secretKey", "token")}, entry.at("hf_token"))
+    draft.label_pods(entry, "podLabels", "podAnnotations")
+
+
+def _read_router(draft: Draft, router: Fields) -> None:
+    if (replicas := router.take("replicaCount")) is not None:
+        draft.put("routing.replicas", whole(replicas), router.at("replicaCount"))
+    if logic := router.take("routingLogic"):
+        draft.put("routing.policy", _POLICIES.get(str(logic).lower(), "PrefixAware"), router.at("routingLogic"))
+        if logic not in (*_POLICIES, "prefixaware", "kvaware"):
+            draft.note(router.at("routingLogic"), "PrefixAware, for workers that do both prefill and decode, replaces it", logic)
+    draft.put("routing.metricsNames", "VLLM", "routerSpec")  # so that dashboards of production-stack keep their metrics
+
+
+STACK_REASONS = reasons("pod", ENGINES, MODEL) | reasons("stack")
