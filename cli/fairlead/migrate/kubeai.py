@@ -10,7 +10,7 @@ from fairlead.migrate.context import Context
 from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import NO_FIELD, Fields, NotMigratable, reasons, show, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.pods import read_container, read_pod
+from fairlead.migrate.pods import read_container, read_env, read_pod
 from fairlead_operator.api.resources import PRODUCT_LABELS
 
 NO_LIMIT = 10
@@ -37,12 +37,12 @@ def convert_model(fields: Fields, context: Context) -> Draft:
     if fields.look("spec.features") == ["TextGeneration"]:
         fields.take("spec.features")
     own = {name: value for name in ("image", "envFrom", "priorityClassName") if (value := fields.look(f"spec.{name}"))}
-    own["env"] = [{"name": name, "value": value} for name, value in fields.take("spec.env", {}).items()]
+    read_env(draft, [Fields({"name": name, "value": value}, "spec.env") for name, value in fields.take("spec.env", {}).items()])
     pod = Fields(_read_profile(draft, fields, context) | own, "spec", fields.used)
     read_pod(draft, pod, "")
     read_container(draft, pod, pod)
-    if draft.get("model.uri").startswith("hf://") and not draft.get("model.secretRef"):
-        draft.note("spec.url", "KubeAI's pods have the hub's token of its chart: for a gated model name a Secret in spec.model.secretRef")
+    if not draft.get("model.secretRef") and not draft.get("model.uri").startswith("pvc://"):
+        draft.note("spec.url", "KubeAI's pods have the chart's token of the hub and keys of buckets: name yours in spec.model.secretRef")
     read_arguments(draft, fields.words("spec.args"), "spec.args")
     _scale(draft, fields)
     finish(draft)
@@ -94,11 +94,11 @@ def _times(value: Any, count: int) -> str:
 
 
 def _scale(draft: Draft, fields: Fields) -> None:
-    fewest, most = whole(fields.take("spec.minReplicas", 0)), fields.take("spec.maxReplicas")
+    fewest = whole(fields.take("spec.minReplicas", 0))
     if fields.take("spec.autoscalingDisabled"):
         draft.put("replicas", max(whole(fields.take("spec.replicas", 0)), fewest), "spec.replicas")
         return
-    if most is None:
+    if (most := fields.take("spec.maxReplicas")) is None:
         most = max(NO_LIMIT, fewest)
         draft.note("spec.maxReplicas", f"absent, so KubeAI has no limit: spec.scaling.maxReplicas is {most}, choose yours")
     draft.autoscale(fewest, whole(most), "spec.minReplicas", "it scaled by requests in flight")

@@ -9,6 +9,7 @@ from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, whole
 from fairlead.migrate.finish import finish
 from fairlead.migrate.pods import keep_volume, read_container, read_env, read_pod
+from fairlead_operator.api.resources import NVIDIA
 
 ENGINES = "servingEngineSpec"
 MODEL = f"{ENGINES}.modelSpec"
@@ -55,11 +56,10 @@ def convert_stack(fields: Fields, context: Context) -> Draft:
         raise NotMigratable(f"{MODEL}.raySpec: {SEVERAL_PODS}")
     draft = Draft()
     draft.identify(engines, "modelSpec")
-    others = [name for one in context.objects if (name := Fields(one).look(f"{MODEL}.name")) not in (None, entry.look("name"))]
+    models = [one for one in map(Fields, context.objects) if one.look(f"{MODEL}.enabled") is not False]
+    others = [name for one in models if (name := one.look(f"{MODEL}.name")) not in (None, entry.look("name"))]
     if others:
-        draft.note(
-            MODEL, "one URL serves all models of the chart: to keep one, name the services of the others in spec.exposure.otherServices"
-        )
+        draft.note(MODEL, "one URL serves all models of the chart: for one, name the other services in spec.exposure.otherServices", others)
     for path, name in _FLAGS.items():
         if (value := entry.take(path)) not in (None, ""):
             draft.flags.append((name, "", [quantity(value)], entry.at(path)))
@@ -77,8 +77,10 @@ def convert_stack(fields: Fields, context: Context) -> Draft:
         if adapter.take("enabled") is False or adapter.look("baseModel") in others:
             adapter.mark()
         elif adapter.look("baseModel") == entry.look("name") and adapter.look("adapterSource.type") == "huggingface":
-            names = (adapter.need("adapterSource.adapterName"), adapter.need("adapterSource.repository"))
-            draft.adapters.append((*names, adapter.path))
+            found = [adapter.need(f"adapterSource.{name}") for name in ("adapterName", "repository")]
+            draft.adapters.append((found[0], found[1], adapter.path))
+            for name in ("name", "baseModel", "adapterSource.type"):
+                adapter.take(name)
     _read_router(draft, fields.part("routerSpec"))
     finish(draft)
     return draft
@@ -102,10 +104,11 @@ def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
         made = f"RELEASE-{entry.look('name')}-storage-claim"
         raise NotMigratable(f"{entry.at('modelURL')} is on the claim that the chart makes, {made}: name it in pvcExistingClaimName")
     shared, own = engines.take("tolerations", []), entry.take("tolerations", [])
+    runtime_class = engines.take("runtimeClassName")
     pod = {
         "image": ":".join(quantity(part) for name in ("repository", "tag") if (part := entry.take(name))),
         "tolerations": own if own and entry.take("tolerationsPolicy") == "override" else [*shared, *own],
-        "runtimeClassName": entry.take("runtimeClassName") if "runtimeClassName" in entry.data else engines.take("runtimeClassName"),
+        "runtimeClassName": entry.data.get("runtimeClassName", runtime_class),
         "schedulerName": engines.take("schedulerName"),
         "imagePullSecrets": [{"name": name}] if (name := entry.take("imagePullSecret")) else [],
         "envFrom": [{"secretRef": {"name": name}}] if (name := entry.take("envFromSecret.name")) else [],
@@ -115,13 +118,7 @@ def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
     if not entry.look("affinity") and not entry.look("nodeName") and (terms := entry.take("nodeSelectorTerms")):
         pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     if not entry.look("resources"):
-        gpus = {entry.take("requestGPUType") or "nvidia.com/gpu": number} if (number := entry.take("requestGPU")) else {}
-        limits = {"memory": entry.take("limitMemory"), "cpu": entry.take("limitCPU"), **gpus}
-        wanted = {"cpu": entry.take("requestCPU"), "memory": entry.take("requestMemory")}
-        pod["resources"] = {
-            kind: {name: value for name, value in given.items() if value is not None}
-            for kind, given in (("requests", wanted), ("limits", limits))
-        }
+        _read_resources(draft, entry)
     rendered = Fields({**entry.data, **pod}, entry.path, entry.used)
     read_pod(draft, rendered, "")
     read_container(draft, rendered, rendered)
@@ -130,6 +127,19 @@ def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
     if isinstance(entry.look("hf_token"), Mapping) and (secret := entry.take("hf_token.secretName")):
         draft.put("model.secretRef", {"name": secret, "key": entry.take("hf_token.secretKey", "token")}, entry.at("hf_token"))
     draft.label_pods(entry, "podLabels", "podAnnotations")
+
+
+def _read_resources(draft: Draft, entry: Fields) -> None:
+    for path, target in (("requestCPU", "cpu"), ("requestMemory", "memory"), ("limitMemory", "memory")):
+        if (value := entry.take(path)) is not None:
+            draft.put(f"resources.{target}", quantity(value), entry.at(path))
+    number, kind = float(entry.take("requestGPU", 0)), entry.take("requestGPUType")
+    if number % 1:
+        raise NotMigratable(f"{entry.at('requestGPU')} {number}: workers have whole GPUs, or MIG slices (requestGPUType): write how many")
+    if number:
+        draft.gpus, draft.origins["resources.gpus"] = int(number), entry.at("requestGPU")
+        if kind and kind != NVIDIA:
+            draft.put("resources.gpuResource", kind, entry.at("requestGPUType"))
 
 
 def _read_router(draft: Draft, router: Fields) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.cli.migrate.samples import DEPLOYMENT, ISVC, LLM, STACK, Body, load, migrate
+from tests.cli.migrate.samples import DEPLOYMENT, ISVC, LLM, MODEL, STACK, VALUES, Body, load, migrate
 from tests.operator.support.manifests import SETTINGS
 
 from fairlead.migrate.command import convert
@@ -26,7 +26,7 @@ def sections(value: Any, path: str = "") -> list[tuple[str, Body]]:
     return [(path, value), *(found for name, child in value.items() for found in sections(child, f"{path}.{name}".lstrip(".")))]
 
 
-SOURCES = (DEPLOYMENT, LLM.replace("VERSION", "v1alpha2"), ISVC.replace("URI", "hf://a/b"), STACK)
+SOURCES = (DEPLOYMENT, LLM.replace("VERSION", "v1alpha2"), ISVC.replace("URI", "hf://a/b"), STACK, MODEL, VALUES)
 
 
 @pytest.mark.parametrize("text", SOURCES)
