@@ -10,7 +10,7 @@ from fairlead.migrate.context import Context
 from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import NO_FIELD, Fields, NotMigratable, reasons, show, whole
 from fairlead.migrate.finish import finish
-from fairlead.migrate.pods import read_container, read_env, read_pod
+from fairlead.migrate.pods import read_container, read_env, read_pod, read_resources
 from fairlead_operator.api.resources import PRODUCT_LABELS
 
 NO_LIMIT = 10
@@ -38,7 +38,9 @@ def convert_model(fields: Fields, context: Context) -> Draft:
         fields.take("spec.features")
     own = {name: value for name in ("image", "envFrom", "priorityClassName") if (value := fields.look(f"spec.{name}"))}
     read_env(draft, [Fields({"name": name, "value": value}, "spec.env") for name, value in fields.take("spec.env", {}).items()])
-    pod = Fields(_read_profile(draft, fields, context) | own, "spec", fields.used)
+    profile = _read_profile(draft, fields, context)
+    read_resources(draft, Fields(profile.pop("resources"), "spec.resourceProfile"))
+    pod = Fields(profile | own, "spec", fields.used)
     read_pod(draft, pod, "")
     read_container(draft, pod, pod)
     if not draft.get("model.secretRef") and not draft.get("model.uri").startswith("pvc://"):

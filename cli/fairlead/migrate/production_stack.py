@@ -32,6 +32,7 @@ _SWITCHES = {
     "vllmConfig.enableChunkedPrefill": ("enable-chunked-prefill", "no-enable-chunked-prefill"),
     "vllmConfig.enablePrefixCaching": ("enable-prefix-caching", "no-enable-prefix-caching"),
 }
+_OF_PODS = ("affinity", "priorityClassName", "env", "resources")
 _POLICIES = {"roundrobin": "RoundRobin", "session": "Session"}
 
 
@@ -119,7 +120,7 @@ def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
         pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     if not entry.look("resources"):
         _read_resources(draft, entry)
-    rendered = Fields({**entry.data, **pod}, entry.path, entry.used)
+    rendered = Fields({**{name: entry.look(name) for name in _OF_PODS}, **pod}, entry.path, entry.used)
     read_pod(draft, rendered, "")
     read_container(draft, rendered, rendered)
     if size := entry.take("shmSize"):
