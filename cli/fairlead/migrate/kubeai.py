@@ -13,9 +13,7 @@ from fairlead.migrate.finish import finish
 from fairlead.migrate.pods import read_container, read_env, read_pod, read_resources
 from fairlead_operator.api.resources import PRODUCT_LABELS
 
-NO_LIMIT = 10
-"""Most workers of a Model without maxReplicas, which KubeAI does not limit."""
-_SIZE = {"cpu": "6", "memory": "24Gi"}
+_NO_LIMIT = 10
 _GPU_PROFILE = re.compile(r"(nvidia|amd)-gpu-(t4|l4|l40s|h100|gh200|a100-[48]0gb|a16|rtx4070-8gb|mi300x)")
 _PARTS = ("imageName", "requests", "limits", "nodeSelector", "affinity", "tolerations", "schedulerName", "runtimeClassName")
 _POLICIES = {"LeastLoad": "LeastLoad", "PrefixHash": "PrefixAware"}
@@ -24,9 +22,7 @@ _POLICIES = {"LeastLoad": "LeastLoad", "PrefixHash": "PrefixAware"}
 def convert_model(fields: Fields, context: Context) -> Draft:
     """Return the draft of a Model. Raises NotMigratable."""
     if (engine := fields.take("spec.engine")) != "VLLM":
-        raise NotMigratable(
-            f"spec.engine {show(engine)}: only VLLM can be migrated: for another one serve the model's safetensors with vLLM"
-        )
+        raise NotMigratable(f"spec.engine {show(engine)}: only VLLM can be migrated: serve the model's safetensors with it")
     draft = Draft(served_name=fields.look("metadata.name"))
     draft.identify(fields)
     draft.put("model.uri", fields.need("spec.url").rstrip("/"), "spec.url")
@@ -36,10 +32,10 @@ def convert_model(fields: Fields, context: Context) -> Draft:
         draft.put("routing.policy", _POLICIES[strategy], "spec.loadBalancing.strategy")
     if fields.look("spec.features") == ["TextGeneration"]:
         fields.take("spec.features")
-    own = {name: value for name in ("image", "envFrom", "priorityClassName") if (value := fields.look(f"spec.{name}"))}
     read_env(draft, [Fields({"name": name, "value": value}, "spec.env") for name, value in fields.take("spec.env", {}).items()])
     profile = _read_profile(draft, fields, context)
     read_resources(draft, Fields(profile.pop("resources"), "spec.resourceProfile"))
+    own = {name: value for name in ("image", "envFrom", "priorityClassName") if (value := fields.look(f"spec.{name}"))}
     pod = Fields(profile | own, "spec", fields.used)
     read_pod(draft, pod, "")
     read_container(draft, pod, pod)
@@ -56,8 +52,8 @@ def _read_profile(draft: Draft, fields: Fields, context: Context) -> dict[str, A
     text = str(fields.take("spec.resourceProfile"))
     if (match := re.fullmatch(r"([^:]+):(\d+)", text)) is None:
         raise NotMigratable(f"spec.resourceProfile {text!r} must be NAME:COUNT: write it")
-    name = match[1]
-    profile, images = _own_profile(name), dict[str, str]()
+    name, count, images = match[1], int(match[2]), dict[str, str]()
+    profile = _own_profile(name)
     for number, values in enumerate(context.objects):
         if "kind" not in values and "resourceProfiles" in values:
             context.used.add(number)
@@ -71,7 +67,7 @@ def _read_profile(draft: Draft, fields: Fields, context: Context) -> dict[str, A
     if "gpu" in name and "nodeSelector" not in profile:
         label = PRODUCT_LABELS["amd.com" if name.startswith("amd") else "nvidia.com"]
         draft.note("spec.resourceProfile", f"to require this GPU, set spec.resources.gpuType to the nodes' label {label}", text)
-    parts = {kind: {key: _times(value, int(match[2])) for key, value in profile.get(kind, {}).items()} for kind in ("requests", "limits")}
+    parts = {kind: {key: _times(value, count) for key, value in profile.get(kind, {}).items()} for kind in ("requests", "limits")}
     image = images.get(profile.get("imageName", ""), images.get("default", ""))
     return {key: profile[key] for key in _PARTS[3:] if key in profile} | {"resources": parts} | ({"image": image} if image else {})
 
@@ -83,25 +79,26 @@ def _own_profile(name: str) -> dict[str, Any]:
     if (match := _GPU_PROFILE.fullmatch(name)) is None:
         return {}
     resource = f"{match[1]}.com/gpu"
-    taint = {"key": resource, "operator": "Equal", "value": "present", "effect": "NoSchedule"}
-    image = "gh200" if match[2] == "gh200" else f"{match[1]}-gpu"
-    size = {"requests": _SIZE} if match[2] in ("l4", "l40s") else {}
-    return {"imageName": image, "limits": {resource: 1}, **size, **({"tolerations": [taint]} if match[2] != "t4" else {})}
+    profile: dict[str, Any] = {"imageName": "gh200" if match[2] == "gh200" else f"{match[1]}-gpu", "limits": {resource: 1}}
+    if match[2] != "t4":
+        profile["tolerations"] = [{"key": resource, "operator": "Equal", "value": "present", "effect": "NoSchedule"}]
+    return profile | ({"requests": {"cpu": 6, "memory": "24Gi"}} if match[2] in ("l4", "l40s") else {})
 
 
 def _times(value: Any, count: int) -> str:
     """Return a quantity `count` times."""
-    digits, suffix = re.fullmatch(r"([\d.]+)(\D*)", str(value)).groups()  # type: ignore[union-attr]
-    return f"{Decimal(digits) * count:f}{suffix}"
+    if (match := re.fullmatch(r"(\d+(?:\.\d+)?)(\D*)", str(value))) is None:
+        raise ValueError(value)
+    return f"{Decimal(match[1]) * count:f}{match[2]}"
 
 
 def _scale(draft: Draft, fields: Fields) -> None:
-    fewest = whole(fields.take("spec.minReplicas", 0))
     if fields.take("spec.autoscalingDisabled"):
-        draft.put("replicas", max(whole(fields.take("spec.replicas", 0)), fewest), "spec.replicas")
+        draft.put("replicas", whole(fields.take("spec.replicas", 0)), "spec.replicas")
         return
+    fewest = whole(fields.take("spec.minReplicas", 0))
     if (most := fields.take("spec.maxReplicas")) is None:
-        most = max(NO_LIMIT, fewest)
+        most = max(_NO_LIMIT, fewest)
         draft.note("spec.maxReplicas", f"absent, so KubeAI has no limit: spec.scaling.maxReplicas is {most}, choose yours")
     draft.autoscale(fewest, whole(most), "spec.minReplicas", "it scaled by requests in flight")
     if draft.get("scaling") and (delay := fields.take("spec.scaleDownDelaySeconds")) is not None:

@@ -16,7 +16,11 @@ MODEL = f"{ENGINES}.modelSpec"
 _FLAGS = {
     "modelURL": "model",
     "modelRevision": "revision",
+    "enableLoRA": "enable-lora",
+    "enableTool": "enable-auto-tool-choice",
     "toolCallParser": "tool-call-parser",
+    "vllmConfig.enableChunkedPrefill": "enable-chunked-prefill",
+    "vllmConfig.enablePrefixCaching": "enable-prefix-caching",
     "vllmConfig.maxModelLen": "max-model-len",
     "vllmConfig.dtype": "dtype",
     "vllmConfig.tensorParallelSize": "tensor-parallel-size",
@@ -26,24 +30,15 @@ _FLAGS = {
     "vllmConfig.runner": "runner",
     "vllmConfig.convert": "convert",
 }
-_SWITCHES = {
-    "enableLoRA": ("enable-lora", ""),
-    "enableTool": ("enable-auto-tool-choice", ""),
-    "vllmConfig.enableChunkedPrefill": ("enable-chunked-prefill", "no-enable-chunked-prefill"),
-    "vllmConfig.enablePrefixCaching": ("enable-prefix-caching", "no-enable-prefix-caching"),
-}
 _OF_PODS = ("affinity", "priorityClassName", "env", "resources")
 _POLICIES = {"roundrobin": "RoundRobin", "session": "Session"}
 
 
 def split_stack(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield values for each entry of modelSpec, with the entry in place of the list; other objects as they are."""
-    engines = values.get(ENGINES)
-    entries = engines.get("modelSpec") if "kind" not in values and isinstance(engines, Mapping) else None
-    if isinstance(engines, Mapping) and isinstance(entries, list) and entries:
-        yield from ({**values, ENGINES: {**engines, "modelSpec": entry}} for entry in entries)
-    else:
-        yield values
+    found = Fields(values).look(MODEL)
+    entries = found if isinstance(found, list) and found else [found]
+    yield from ({**values, ENGINES: {**values[ENGINES], "modelSpec": entry}} if entry else values for entry in entries)
 
 
 def convert_stack(fields: Fields, context: Context) -> Draft:
@@ -62,11 +57,11 @@ def convert_stack(fields: Fields, context: Context) -> Draft:
     if others:
         draft.note(MODEL, "one URL serves all models of the chart: for one, name the other services in spec.exposure.otherServices", others)
     for path, name in _FLAGS.items():
-        if (value := entry.take(path)) not in (None, ""):
+        if isinstance(value := entry.take(path), bool):
+            if value or "." in path:  # the chart says no to what vLLM does by default
+                draft.flags.append((name if value else f"no-{name}", "", [], entry.at(path)))
+        elif value not in (None, ""):
             draft.flags.append((name, "", [quantity(value)], entry.at(path)))
-    for path, names in _SWITCHES.items():
-        if (value := entry.take(path)) is not None and names[not value]:
-            draft.flags.append((names[not value], "", [], entry.at(path)))
     _read_pod(draft, engines, entry)
     read_arguments(draft, entry.words("vllmConfig.extraArgs"), entry.at("vllmConfig.extraArgs"))
     if (replicas := entry.take("replicaCount")) is not None:
@@ -89,23 +84,26 @@ def convert_stack(fields: Fields, context: Context) -> Draft:
 
 def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
     """Read the pod that the chart makes."""
+    if isinstance(entry.look("hf_token"), Mapping) and (secret := entry.take("hf_token.secretName")):
+        draft.put("model.secretRef", {"name": secret, "key": entry.take("hf_token.secretKey", "token")}, entry.at("hf_token"))
     settings = [{"name": name, "value": value} for name, value in engines.take("configs", {}).items()]
     read_env(draft, [*(Fields(one, engines.at("configs")) for one in settings), *engines.items("env")])
     volumes, mounts = entry.look("extraVolumes", []), entry.take("extraVolumeMounts", [])
     for volume in entry.items("extraVolumes"):
         if any(mount["name"] == volume.look("name") for mount in mounts):
             volume.mark()
-    claim, storage = entry.take("pvcExistingClaimName"), entry.look("pvcStorage")
+    model, claim, storage = str(entry.look("modelURL")), entry.take("pvcExistingClaimName"), entry.look("pvcStorage")
+    if model.startswith("/data/shared-pvc-storage/"):
+        raise NotMigratable(f"{entry.at('modelURL')} is on sharedPvcStorage: write it as pvc://RELEASE-shared-pvc-storage-claim/PATH")
     if claim or isinstance(storage, Mapping):
         entry.take("pvcStorage")
         volumes = [{"name": "chart-storage", **({"persistentVolumeClaim": {"claimName": claim}} if claim else storage)}, *volumes]
         mounts = [{"name": "chart-storage", "mountPath": "/data"}, *mounts]
         draft.cache_paths.append("/data/hub")
-    elif storage and str(entry.look("modelURL")).startswith("/data/"):
+    elif storage and model.startswith("/data/"):
         made = f"RELEASE-{entry.look('name')}-storage-claim"
         raise NotMigratable(f"{entry.at('modelURL')} is on the claim that the chart makes, {made}: name it in pvcExistingClaimName")
-    shared, own = engines.take("tolerations", []), entry.take("tolerations", [])
-    runtime_class = engines.take("runtimeClassName")
+    shared, own, runtime_class = engines.take("tolerations", []), entry.take("tolerations", []), engines.take("runtimeClassName")
     pod = {
         "image": ":".join(quantity(part) for name in ("repository", "tag") if (part := entry.take(name))),
         "tolerations": own if own and entry.take("tolerationsPolicy") == "override" else [*shared, *own],
@@ -125,8 +123,6 @@ def _read_pod(draft: Draft, engines: Fields, entry: Fields) -> None:
     read_container(draft, rendered, rendered)
     if size := entry.take("shmSize"):
         keep_volume(draft, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(size)}})
-    if isinstance(entry.look("hf_token"), Mapping) and (secret := entry.take("hf_token.secretName")):
-        draft.put("model.secretRef", {"name": secret, "key": entry.take("hf_token.secretKey", "token")}, entry.at("hf_token"))
     draft.label_pods(entry, "podLabels", "podAnnotations")
 
 
@@ -144,6 +140,8 @@ def _read_resources(draft: Draft, entry: Fields) -> None:
 
 
 def _read_router(draft: Draft, router: Fields) -> None:
+    if router.look("enableRouter") is True:
+        router.take("enableRouter")
     if (replicas := router.take("replicaCount")) is not None:
         draft.put("routing.replicas", whole(replicas), router.at("replicaCount"))
     if logic := router.take("routingLogic"):

@@ -194,7 +194,7 @@ servingEngineSpec:
   tolerations: [{key: gpu, operator: Exists}]
   vllmApiKey: secret-value
   strategy: {type: Recreate}
-  configs: {LEVEL: 1}
+  configs: {LOG: 1}
   env: [{name: LEVEL, value: "2"}]
   modelSpec:
   - name: llama
@@ -212,7 +212,7 @@ servingEngineSpec:
     requestGPU: 2
     requestGPUType: amd.com/gpu
     requestGPUMem: "3000"
-    hf_token: {secretName: hub, secretKey: token}
+    hf_token: {secretName: hub, secretKey: key}
     envFromSecret: {name: s3}
     imagePullSecret: registry
     pvcStorage: 50Gi
@@ -235,6 +235,7 @@ servingEngineSpec:
      resources: {limits: {nvidia.com/gpu: 1}, requests: {cpu: 3}}}
   - {name: idle, enabled: false}
 routerSpec:
+  enableRouter: false
   replicaCount: 3
   routingLogic: session
   sessionKey: x-user-id

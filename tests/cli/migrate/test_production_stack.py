@@ -14,24 +14,19 @@ def test_each_model_becomes_the_pod_that_the_chart_makes() -> None:
         "uri": "hf://org/llama",
         "name": "org/llama",
         "revision": "main",
-        "secretRef": {"name": "hub", "key": "token"},
+        "secretRef": {"name": "hub", "key": "key"},
         "adapters": [{"name": "sql", "uri": "hf://org/sql"}],
     }
     assert spec["scaling"]["maxReplicas"] == 4
     assert spec["resources"] == {"cpu": "8", "memory": "32Gi", "gpuResource": "amd.com/gpu", "gpus": 2}
+    switches = ["--enable-lora", "--enable-auto-tool-choice"]
     assert spec["engine"] == {
         "runtime": "VLLM",
         "image": "vllm/vllm-openai:v0.33.0",
         "maxModelLen": 4096,
         "tensorParallel": 2,
-        "args": [
-            "--tool-call-parser=llama3_json",
-            "--gpu-memory-utilization=0.8",
-            "--enable-lora",
-            "--enable-auto-tool-choice",
-            "--seed=1",
-        ],
-        "env": [{"name": "LEVEL", "value": "2"}],
+        "args": [*switches, "--tool-call-parser=llama3_json", "--gpu-memory-utilization=0.8", "--seed=1"],
+        "env": [{"name": "LOG", "value": "1"}, {"name": "LEVEL", "value": "2"}],
     }
     assert spec["routing"] == {"policy": "Session", "replicas": 3, "metricsNames": "VLLM"} == qwen["spec"]["routing"]
     pod = spec["podTemplate"]["spec"]
@@ -64,6 +59,8 @@ def test_a_model_on_the_claim_of_the_values_is_found() -> None:
     assert made["spec"]["model"]["uri"] == "pvc://w/m" and made["spec"]["resources"] == {"gpus": 1}
     made, _ = only("servingEngineSpec: {modelSpec: [{name: a, modelURL: o/m, pvcStorage: {emptyDir: {sizeLimit: 9Gi}}, requestGPU: 1}]}")
     assert made["spec"]["model"]["cache"] == {"emptyDir": {"sizeLimit": "9Gi"}}
+    made, _ = only("servingEngineSpec: {modelSpec: [{name: a, modelURL: pvc://w/m, requestGPU: 1}]}")
+    assert made["spec"]["model"]["uri"] == "pvc://w/m"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +68,7 @@ def test_a_model_on_the_claim_of_the_values_is_found() -> None:
     [
         ("modelURL: o/m, raySpec: {enabled: true}", "raySpec: a replica has several pods"),
         ("modelURL: /data/m, pvcStorage: 1Gi", "RELEASE-a-storage-claim: name it in pvcExistingClaimName"),
+        ("modelURL: /data/shared-pvc-storage/m, pvcExistingClaimName: w", "write it as pvc://RELEASE-shared-pvc-storage-claim/PATH"),
         ("modelURL: o/m, requestGPU: 0.5", "servingEngineSpec.modelSpec.requestGPU 0.5: workers have whole GPUs"),
         ("replicaCount: 1", "no field names a model"),
         ("modelURL: o/m, env: 3", "servingEngineSpec.modelSpec.env must be a list of mappings (got 3)"),
