@@ -16,6 +16,8 @@ from fairlead.migrate.context import Context, OtherWorkload
 from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import RENDER, Fields, NotMigratable, find_template, reasons, show
 from fairlead.migrate.kserve import LLM_REASONS, PREDICTOR_REASONS, convert_llm, convert_predictor
+from fairlead.migrate.kubeai import MODEL_REASONS, convert_model
+from fairlead.migrate.production_stack import ENGINES, MODEL, STACK_REASONS, convert_stack, split_stack
 from fairlead.migrate.workloads import WORKLOAD_REASONS, convert_workload
 from fairlead.options import takes
 from fairlead.program import describe, new_app
@@ -26,12 +28,20 @@ Source = tuple[Callable[[Fields, Context], Draft], Mapping[str, str]]
 SOURCES: Mapping[tuple[str, str], Source] = {
     ("serving.kserve.io", "LLMInferenceService"): (convert_llm, LLM_REASONS),
     ("serving.kserve.io", "InferenceService"): (convert_predictor, PREDICTOR_REASONS),
+    ("kubeai.org", "Model"): (convert_model, MODEL_REASONS),
     ("apps", "Deployment"): (convert_workload, WORKLOAD_REASONS),
     ("apps", "StatefulSet"): (convert_workload, WORKLOAD_REASONS),
 }
 """By API group, in each version, and kind."""
-_KINDS = "KServe's LLMInferenceService and InferenceService, and Deployments and StatefulSets with vLLM"
-_VALUES = "Helm values are no source: render the chart, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
+_STACK = (convert_stack, STACK_REASONS)
+_KINDS = (
+    "KServe's LLMInferenceService and InferenceService, KubeAI's Model, Helm values of production-stack, and Deployments and StatefulSets "
+    "with vLLM"
+)
+_VALUES = (
+    "only Helm values of production-stack, and KubeAI's beside a Model, are read: render the chart, "
+    "`helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
+)
 _OTHERS = reasons("kinds")
 """What to do with objects that are not migrated themselves, by kind."""
 
@@ -59,7 +69,7 @@ class Result:
 
 @app.command(
     help=describe(
-        "Write InferenceServices for the models that KServe, llm-d, production-stack or plain vLLM serve. "
+        "Write InferenceServices for the models that KServe, llm-d, KubeAI, production-stack or plain vLLM serve. "
         "What is not carried over is listed above each object and on standard error. "
         "Exit status: 0 every source was written, 1 some could not be, 2 none was written.",
         "fairlead migrate -f deployment.yaml -f service.yaml > inferenceservice.yaml",
@@ -109,11 +119,14 @@ def _flatten(documents: list[Any]) -> Iterator[Any]:
 
 
 def _find_source(body: Mapping[str, Any]) -> Source | None:
+    if "kind" not in body:
+        return _STACK if ENGINES in body else None
     return SOURCES.get((str(body.get("apiVersion")).partition("/")[0], str(body.get("kind"))))
 
 
 def convert(objects: list[dict[str, Any]]) -> Result:
     """Convert all objects of the input. Objects that fail are named in the messages."""
+    objects = [part for body in objects for part in split_stack(body)]
     result, context, names = Result([], []), Context(list(objects)), set()
     for body in objects:
         if (source := _find_source(body)) is None:
@@ -148,7 +161,7 @@ def _convert(body: dict[str, Any], source: Source, context: Context) -> Draft:
     except (AttributeError, TypeError, KeyError, IndexError, ValueError):
         last = next(reversed(fields.used), "")
         what = f"{last} {show(fields.look(last), last)}" if last and "[" not in last else last or "the object"
-        raise NotMigratable(f"{what} is not of the type that {body['kind']} has there: validate the manifest") from None
+        raise NotMigratable(f"{what} is not of the type that {body.get('kind', 'the chart')} has there: validate the manifest") from None
     for read, why in ((fields, {**reasons("metadata"), **known}), *([draft.beside] if draft.beside else [])):
         for path, value, reason in read.left(why):
             draft.note(path, reason, value)
@@ -163,6 +176,8 @@ def _explain(body: Mapping[str, Any]) -> str:
 
 def _describe(body: Mapping[str, Any]) -> str:
     kind, name = body.get("kind"), Fields(body).look("metadata.name")
+    if kind is None and ENGINES in body:
+        return f"production-stack {Fields(body).look(f'{MODEL}.name', 'values')}"
     if kind is None:
         return f"values with {', '.join(map(str, list(body)[:3])) or 'nothing'}"
     return f"{kind} {name}" if name else str(kind)

@@ -91,17 +91,17 @@ class Draft:
         by = f"Fairlead scales by the expected time to first token: {START_TTFT_MILLISECONDS} ms in spec.scaling.target is a first value"
         self.note(source, f"{text}; {by}, choose yours")
 
-    def identify(self, fields: Fields) -> None:
+    def identify(self, fields: Fields, section: str = "metadata") -> None:
         """Take over name, namespace, labels and annotations. The name is changed where Fairlead's rule for names is stricter."""
-        metadata = fields.part("metadata")
+        metadata = fields.part(section)
         name = metadata.look("name")
         if not isinstance(name, str) or not name:
-            raise NotMigratable("metadata.name is missing: give the object a name")
+            raise NotMigratable(f"{metadata.at('name')} is missing: give the object a name")
         self.name = name
         if re.match(NAME, name) is None or len(name) > NAME_LENGTH:
             valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
             self.name = (valid if valid[:1].isalpha() else f"m-{valid}")[:NAME_LENGTH].rstrip("-")
-            self.note("metadata.name", f"the InferenceService is named {self.name}, because its name is that of a Service", name)
+            self.note(metadata.at("name"), f"the InferenceService is named {self.name}, because its name is that of a Service", name)
         if namespace := metadata.look("namespace"):
             self.metadata["namespace"] = str(namespace)
         for kind in ("labels", "annotations"):
@@ -109,7 +109,7 @@ class Draft:
             if kept := {key: value for key, value in given.items() if not key.startswith(_OF_TOOLS)}:
                 self.metadata[kind] = kept
             for key in [key for key in given if key not in kept and not key.startswith(_SILENT)]:
-                self.note(f"metadata.{kind}.{key}", _DEVICES if "/exp-dra-" in key else _TOOLS, given[key])
+                self.note(metadata.at(f"{kind}.{key}"), _DEVICES if "/exp-dra-" in key else _TOOLS, given[key])
 
     def label_pods(self, fields: Fields, labels: str, annotations: str, without: Mapping[str, Any] | None = None) -> None:
         """Carry over labels and annotations of pods; without those by which other objects select the old pods."""

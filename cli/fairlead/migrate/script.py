@@ -22,7 +22,14 @@ _TOKEN = re.compile(
     r"|(?P<space>[ \t\r]+)|(?P<plain>[^\s;&|<>()$`{}*?'\"\\]+)|(?P<other>\S+)",
     re.DOTALL,
 )
-_COMMANDS = re.compile(r"[A-Za-z_]\w*=.*|exec|export|cd|set|(.*/)?(vllm|python[\d.]*)|.*/api_server\.py", re.DOTALL)
+_NEEDLESS = {
+    "cd": "vLLM needs no working directory: write absolute paths",
+    "echo": "it only wrote to the log: nothing to do",
+    "sleep": "workers start at once: nothing to do",
+    "ulimit": "workers have the limits of the node's container runtime: set them there if vLLM needs it",
+}
+_CHANGES_IMAGE = re.compile(r"(.*/)?(pip[\d.]*|uv|conda|source|\.|apt|apt-get|apk|dnf|yum|microdnf|python[\d.]* -m pip)")
+_COMMANDS = re.compile(rf"[A-Za-z_]\w*=.*|exec|export|set|{'|'.join(_NEEDLESS)}|(.*/)?(vllm|python[\d.]*)|.*/api_server\.py", re.DOTALL)
 _OPTION = re.compile(r"[-+][eouvx]+|pipefail|errexit|nounset|xtrace")
 _CONSTRUCTS = {"&": "a command in the background", "|": "a pipe", "||": "an alternative", "<": "an input", ">": "an output"}
 _CONSTRUCTS |= {"(": "a function, subshell or array", "'": "a quote without its end", '"': "a quote without its end"}
@@ -57,16 +64,21 @@ def read_script(draft: Draft, script: str, source: str) -> list[str]:
 
 @dataclass
 class _Reader:
-    """Reads the tokens of a script. `text`: of the present command, without variables. `server`: words of the one that starts vLLM."""
+    """Reads the tokens of a script. `text`, `output`: of the present command, without variables. `server`: words of that of vLLM."""
 
     draft: Draft
     source: str
     line: int = 1
     text: str = ""
+    output: str = ""
     own: dict[str, str] = field(default_factory=dict)
     server: list[str] = field(default_factory=list)
 
     def refuse(self, text: str, what: str = "") -> NoReturn:
+        if not what and _CHANGES_IMAGE.fullmatch(text):
+            raise NotMigratable(
+                f"{self.source}: line {self.line} of the script: {show(text)}: it changes the image: build an image with it"
+            )
         what = what or _CONSTRUCTS.get(text, _CONSTRUCTS.get(text[:1], "another command"))
         where = f"{self.source}: line {self.line} of the script: {f'{show(text)}: ' if text else ''}{what}"
         raise NotMigratable(f"{where}; only one simple command is read: write vLLM's arguments, command: [vllm, serve] and args")
@@ -75,7 +87,9 @@ class _Reader:
         if kind == "end":
             words, self.text = shlex.split(self.text), ""
             self._run(words)
+            self.output = ""
         elif kind == "output":
+            self.output = text
             self.draft.note(self.source, "workers write to the log of the pod", text)
         elif kind == "other" or (text[0] == "~" and not self.text[-1:].strip("= \t")) or (kind == "plain" and self._is_other_command(text)):
             self.refuse(text)
@@ -113,12 +127,14 @@ class _Reader:
         if count == len(words) or (words[0] == "export" and len(assigned) == len(words) - 1):
             self.own |= assigned
             self._export({name: assigned[name] for name in assigned if words[0] == "export" or name in self.draft.variables})
-        elif words[0] == "cd":
-            self.draft.note(self.source, "vLLM needs no working directory: write absolute paths", " ".join(words))
+        elif words[0] in _NEEDLESS:
+            if re.search(r">\s*[^\s&]", self.output) and "/dev/" not in self.output:
+                self.refuse(self.output, "a file that the script writes")
+            self.draft.note(self.source, _NEEDLESS[words[0]], " ".join(words))
         elif words[0] != "set" or not all(_OPTION.fullmatch(word) for word in words[1:]):
             self.server = words[count + (words[count] == "exec") :]
             if find_server(self.server)[0] != 0:
-                self.refuse(" ".join(words[:2]))
+                self.refuse(" ".join(words[:3]))
             self._export(dict(word.split("=", 1) for word in words[:count]))
 
     def _export(self, variables: dict[str, str]) -> None:

@@ -163,6 +163,90 @@ spec:
 """
 """A Deployment of vLLM's production-stack, as `helm template` writes it."""
 
+MODEL = """
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: llama, labels: {team: a}}
+spec:
+  features: [TextGeneration, TextEmbedding]
+  owner: meta
+  url: hf://org/llama
+  adapters: [{name: a, url: "hf://org/a"}]
+  engine: VLLM
+  args: [--max-model-len=8192, --tensor-parallel-size=2]
+  env: {NCCL_DEBUG: INFO, HF_HOME: /x}
+  envFrom: [{secretRef: {name: more}}]
+  resourceProfile: nvidia-gpu-l4:2
+  cacheProfile: efs
+  files: [{path: /t.jinja, content: x}]
+  replicas: 2
+  minReplicas: 1
+  maxReplicas: 5
+  targetRequests: 32
+  scaleDownDelaySeconds: 60
+  loadBalancing: {strategy: PrefixHash, prefixHash: {meanLoadFactor: 110}}
+  priorityClassName: high
+"""
+
+VALUES = """
+servingEngineSpec:
+  runtimeClassName: nvidia
+  tolerations: [{key: gpu, operator: Exists}]
+  vllmApiKey: secret-value
+  strategy: {type: Recreate}
+  configs: {LOG: 1}
+  env: [{name: LEVEL, value: "2"}]
+  modelSpec:
+  - name: llama
+    labels: {team: a}
+    podLabels: {tier: gpu}
+    repository: vllm/vllm-openai
+    tag: v0.33.0
+    modelURL: org/llama
+    modelRevision: main
+    chatTemplate: t.jinja
+    replicaCount: 2
+    requestCPU: 8
+    limitCPU: 9
+    requestMemory: 32Gi
+    requestGPU: 2
+    requestGPUType: amd.com/gpu
+    requestGPUMem: "3000"
+    hf_token: {secretName: hub, secretKey: key}
+    envFromSecret: {name: s3}
+    imagePullSecret: registry
+    pvcStorage: 50Gi
+    storageClass: fast
+    extraVolumes: [{name: logs, emptyDir: {}}, {name: unused, emptyDir: {}}]
+    extraVolumeMounts: [{name: logs, mountPath: /logs}]
+    initContainer: {name: i, image: i}
+    shmSize: 4Gi
+    enableLoRA: true
+    enableTool: true
+    toolCallParser: llama3_json
+    vllmConfig: {maxModelLen: 4096, tensorParallelSize: 2, pipelineParallelSize: 2, enablePrefixCaching: false, gpuMemoryUtilization: 0.8,
+                 extraArgs: [--seed, 1], v1: 1}
+    lmcacheConfig: {enabled: true}
+    nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: In, values: [a]}]}]
+    tolerations: [{key: model, operator: Exists}]
+    keda: {enabled: true, minReplicaCount: 1, maxReplicaCount: 4, cooldownPeriod: 60}
+  - {name: qwen, repository: vllm/vllm-openai, modelURL: org/qwen, requestGPU: 1, hf_token: hf_plain, pvcStorage: 1Gi,
+     pvcExistingClaimName: weights, runtimeClassName: "", tolerations: [{key: own}], tolerationsPolicy: override, chatTemplate: qwen.jinja,
+     resources: {limits: {nvidia.com/gpu: 1}, requests: {cpu: 3}}}
+  - {name: idle, enabled: false}
+routerSpec:
+  enableRouter: false
+  replicaCount: 3
+  routingLogic: session
+  sessionKey: x-user-id
+  ingress: {enabled: true}
+  resources: {requests: {cpu: 400m}}
+cacheserverSpec: {replicaCount: 1}
+loraAdapters:
+- {name: x, baseModel: llama, adapterSource: {type: huggingface, adapterName: sql, repository: org/sql, credentials: hf_c}}
+- {name: y, baseModel: qwen, adapterSource: {type: local, adapterName: y, adapterPath: /data/y}}
+"""
+
 
 def container(command: str, more: str = "") -> str:
     body = load(DEPLOYMENT)[0]

@@ -56,7 +56,9 @@ def run(capsys: pytest.CaptureFixture[str], *files: Path) -> tuple[int, str, str
         ("{apiVersion: fairlead.dev/v1alpha1, kind: InferenceService, metadata: {name: a}}", "is Fairlead's already"),
         (container("{command: [redis-server]}"), "no container runs vLLM (registry/serve:1)"),
         (container("{command: [python3, -m, sglang.launch_server], image: lmsysorg/sglang:v1}"), "runs SGLang"),
-        ("servingEngineSpec: {modelSpec: []}", "values with servingEngineSpec: left out: Helm values are no source: render the chart"),
+        ("servingEngineSpec: {modelSpec: []}", "production-stack values: not migrated: servingEngineSpec.modelSpec has no model"),
+        ("servingEngineSpec: {modelSpec: [{name: a, enabled: false}]}", "production-stack a: left out: it is not enabled"),
+        ("modelArtifacts: {name: a}", "values with modelArtifacts: left out: only Helm values of production-stack"),
         ("{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, metadata: {name: a}}", "a replica has several pods"),
     ],
 )

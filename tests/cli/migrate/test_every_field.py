@@ -1,11 +1,12 @@
 """Each field of each source is in the result or listed; the operator makes pods of the result; nothing is silent."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.cli.migrate.samples import DEPLOYMENT, ISVC, LLM, STACK, Body, load, migrate
+from tests.cli.migrate.samples import DEPLOYMENT, ISVC, LLM, MODEL, STACK, VALUES, Body, load, migrate
 from tests.operator.support.manifests import SETTINGS
 
 from fairlead.migrate.command import convert
@@ -26,7 +27,7 @@ def sections(value: Any, path: str = "") -> list[tuple[str, Body]]:
     return [(path, value), *(found for name, child in value.items() for found in sections(child, f"{path}.{name}".lstrip(".")))]
 
 
-SOURCES = (DEPLOYMENT, LLM.replace("VERSION", "v1alpha2"), ISVC.replace("URI", "hf://a/b"), STACK)
+SOURCES = (DEPLOYMENT, LLM.replace("VERSION", "v1alpha2"), ISVC.replace("URI", "hf://a/b"), STACK, MODEL, VALUES)
 
 
 @pytest.mark.parametrize("text", SOURCES)
@@ -59,6 +60,26 @@ def test_a_field_that_no_table_knows_is_carried_over_or_listed_wherever_it_stand
         named = [one.split(": ", 1)[1].split(" ")[0].rstrip(":") for one in result.messages]
         listed = result.failures or any(one and f"{path}.unknownField".lstrip(".").startswith(one) for one in named)
         assert listed or "carried-or-listed" in "\n".join(result.documents), path
+
+
+NO_EFFECT = re.compile(
+    r"metadata\.resourceVersion|.*containers\[\d\]\.name|loraAdapters\[0\]\.name|.*emptyDir\.medium|.*vllmConfig\.v1"
+    r"|.*containers\[1\]\.env\[1\]\.valueFrom.*"  # of the API key, which is listed
+    r"|.*resources\.limits|.*nvidia\.com/gpu"  # the other of the two, or --tensor-parallel-size, says the same
+    r"|.*modelSpec\[1\]\.pvcStorage"  # beside pvcExistingClaimName
+)
+
+
+@pytest.mark.parametrize("text", SOURCES)
+def test_no_field_vanishes(text: str) -> None:
+    """Without any field, the result or its notes differ."""
+    whole = convert(load(text))
+    for number, name in [(number, name) for number, (_, section) in enumerate(sections(load(text)[0])) for name in section]:
+        body = load(text)[0]
+        path, section = sections(body)[number]
+        if section.pop(name) and not NO_EFFECT.fullmatch(f"{path}.{name}".lstrip(".")):
+            result = convert([body])
+            assert (result.documents, result.messages) != (whole.documents, whole.messages), f"{path}.{name}"
 
 
 @pytest.mark.parametrize("text", SOURCES)

@@ -109,7 +109,14 @@ def test_every_spelling_of_the_command_line_gives_the_same(command: str) -> None
         ("vllm serve a/b --seed $SEED", 1, '"$SEED": no variable of the container'),
         ("vllm serve a/b | grep -v x", 1, '"|": a pipe'),
         ("vllm serve a/b || exit 1", 1, '"||": an alternative'),
-        ("pip install x && vllm serve a/b", 1, '"pip": another command'),
+        ("pip install x && vllm serve a/b", 1, '"pip": it changes the image: build an image with it'),
+        ("python3 -m pip install x\nvllm serve a/b", 1, '"python3 -m pip": it changes the image'),
+        (". /venv/bin/activate; vllm serve a/b", 1, '".": it changes the image'),
+        ("source /venv/bin/activate; vllm serve a/b", 1, '"source": it changes the image'),
+        ("apt-get update && vllm serve a/b", 1, '"apt-get": it changes the image'),
+        ("echo '{}' > /tmp/c.json; vllm serve a/b --config /tmp/c.json", 1, "a file that the script writes"),
+        ("echo x | tee /tmp/c; vllm serve a/b", 1, '"tee /tmp/c": another command'),
+        ("vllm serve a/b; sleep infinity", 1, '"sleep": a command after the server'),
         ("for one in a; do vllm serve a/b; done", 1, '"for": another command'),
         ("vllm serve a/b <<< x", 1, "an input"),
         ("vllm serve 'a/b", 1, "a quote without its end"),
@@ -135,6 +142,7 @@ def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line
             "B HF_TOKEN C",
         ),
         ("vllm serve a/b --a '$A \\' --o \"{\\\"k\\\": 1}\" \\\n --b ''", ["--a=$A \\", '--o={"k": 1}', "--b="], {}),
+        ('echo "Start $M" >&2; sleep 5 && ulimit -n 65535\nvllm serve $(M) --a $KEY --b=${P}', ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
         ("vllm serve $(M) --a $KEY --b=${P}", ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
     ],
 )
@@ -146,6 +154,7 @@ def test_a_script_is_read_as_a_shell_reads_it(script: str, args: list[str], env:
     assert made["spec"]["model"]["uri"] == "hf://a/b" and engine["args"] == args and "tensorParallel" not in engine
     assert [one["name"] for one in engine.get("env", [])] == list(env.split() if env else [])
     assert ("the token is in the manifest" in messages) == ("HF_TOKEN" in env)
+    assert all((f'"{name} ' in messages) == (name in script) for name in ("echo", "sleep", "ulimit"))
 
 
 PROXY = {"name": "proxy", "image": "ghcr.io/berriai/litellm:v1", "args": ["--model", "openai/x"]}
