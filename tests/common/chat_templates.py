@@ -52,6 +52,20 @@ OWN = {
     + _calls(_OBJECT) + "{% endfor %}",
     "no results": "{% for m in messages if m.role != 'tool' %}<{{ m.role }}>" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
     # Turns, ids and keys.
+    "developer first": "{% if messages[0].role in ['system', 'developer'] %}<{{ messages[0].role }}>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role not in ['system', 'developer'] %}<{{ m.role }}>" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
+    "calls between turns": "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role != 'tool' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.at % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}{% set ns.at = ns.at + 1 %}"
+    "<{{ m.role }}>" + _TEXT + "{% else %}<{{ m.role }}>{% if m.role == 'tool' %}{{ m.content }}{% endif %}" + _calls(_OBJECT)
+    + "{% endif %}{% endfor %}",
+    "results of calls": _HEAD + "{% if m.role == 'assistant' and m.tool_calls and (loop.last or loop.nextitem.role != 'tool') %}"
+    "{{ raise_exception('no result') }}{% endif %}{% if m.role == 'tool' and (loop.first or loop.previtem.role not in ['tool', "
+    "'assistant']) %}{{ raise_exception('no call') }}{% endif %}" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
+    "a question somewhere": "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('no question') }}"
+    "{% endif %}" + _HEAD + _TEXT + _calls(_OBJECT) + "{% endfor %}",
+    "thinking parts": _HEAD + "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}"
+    "{% if p.type == 'thinking' %}<think>{{ p.thinking }}</think>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    + _calls(_OBJECT) + "{% endfor %}",
     "one answer": _HEAD + "{% if m.role == 'assistant' and not loop.first and loop.previtem.role == m.role %}"
     "{{ raise_exception('two answers') }}{% endif %}" + _TEXT + _calls(_OBJECT) + "{% endfor %}",
     "whole calls": _HEAD + _TEXT + "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",

@@ -1,6 +1,7 @@
 """Whatever a model answered and a client sends back renders, without loss and without Python's own writing, as transformers renders it."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -42,6 +43,53 @@ ORDERS: list[list[Message]] = [
 """Claude Code sends the second, Codex the third."""
 
 
+DEVELOPED, LATE = ({"role": "developer", "content": text} for text in ("Devel", "Late"))
+MORE = {"role": "assistant", "content": "More"}
+
+
+def calling(*calls: Message, **said: Any) -> Message:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **said}
+
+
+def call(arguments: Any = '{"h": "Harb"}', id: str = "abcdefg12", name: str = "tide") -> Message:
+    return {"id": id, "type": "function", "function": {"name": name} | ({} if arguments is ABSENT else {"arguments": arguments})}
+
+
+TIDE, WIND = calling(call()), calling(call(id="abcdefg13", name="wind"))
+HIGH, CALM = ({"role": "tool", "tool_call_id": id, "content": text} for id, text in (("abcdefg12", "High"), ("abcdefg13", "Calm")))
+HISTORIES: dict[str, list[Message]] = {
+    "text, call": [ASKED, ANSWERED, TIDE, HIGH],
+    "text, call, answer": [ASKED, ANSWERED, TIDE, HIGH, MORE, NEXT],
+    "text, text, call": [ASKED, ANSWERED, MORE, TIDE, HIGH],
+    "call, text": [ASKED, TIDE, ANSWERED, HIGH, MORE, NEXT],
+    "call, call": [ASKED, TIDE, WIND, HIGH, CALM],
+    "call, call, answer": [ASKED, TIDE, WIND, CALM, HIGH, MORE, NEXT],
+    "thoughts, calls": [ASKED, {**TIDE, "reasoning_content": "Hm"}, {**WIND, "reasoning_content": "Ho"}, HIGH, CALM],
+    "developer later": [TOLD, DEVELOPED, ASKED],
+    "developer again": [DEVELOPED, ASKED, ANSWERED, LATE, NEXT],
+    "developer last": [ASKED, DEVELOPED],
+    "developer, system": [DEVELOPED, TOLD, ASKED],
+    "answer first": [ANSWERED, ASKED],
+    "answer first in parts": [{**ANSWERED, "content": [{"type": "text", "text": "Said"}]}, *AS_PARTS[:1]],
+    "result first": [HIGH, ANSWERED, ASKED],
+    "result first in parts": [{**HIGH, "content": [{"type": "text", "text": "High"}]}, *AS_PARTS[:1]],
+    "result after system": [TOLD, HIGH, ANSWERED, ASKED],
+    "call first": [TIDE, HIGH, ANSWERED, ASKED],
+    "no question": [TIDE, HIGH],
+    "only a result": [HIGH],
+    "only an answer": [TOLD, ANSWERED],
+    "system": [TOLD],
+    "two systems": [TOLD, LATER],
+    "developer": [DEVELOPED],
+    "no result": [ASKED, TIDE, NEXT],
+    "one of two results": [ASKED, calling(call(), call(id="abcdefg13", name="wind")), HIGH, NEXT],
+    "answer for result": [ASKED, TIDE, ANSWERED, NEXT],
+    "late result": [ASKED, TIDE, NEXT, HIGH, MORE, AGAIN],
+    "result without call": [ASKED, ANSWERED, HIGH, NEXT],
+    "system before result": [TOLD, ASKED, TIDE, LATER, HIGH, MORE, NEXT],
+}
+TEXTS = ("Rules", "Agents", "Devel", "Late", "Ask", "Said", "More", "Then", "Again", "High", "Calm", "tide", "wind", "Harb")
+
 EMPTY_ARGUMENTS = (ABSENT, None, "", "  ", "null", '""', "{}", {})
 BROKEN_ARGUMENTS = (
     '{"h": "Harb',
@@ -55,10 +103,6 @@ BROKEN_ARGUMENTS = (
 )
 SIGNS = ("'type'", "'text'", "[{'", "'h':", "['", "None", "Undefined")
 """Signs of Python's writing of the values in these conversations."""
-
-
-def call(arguments: Any = '{"h": "Harb"}', id: str = "abcdefg12", name: str = "tide") -> Message:
-    return {"id": id, "type": "function", "function": {"name": name} | ({} if arguments is ABSENT else {"arguments": arguments})}
 
 
 def talk(arguments: Any = '{"h": "Harb"}', result: Any = "High", id: str = "abcdefg12", **said: Any) -> list[Message]:
@@ -181,12 +225,10 @@ def test_parts_of_any_role_are_text(encoder: PromptEncoder) -> None:
 def test_every_kind_of_text_is_read(encoder: PromptEncoder) -> None:
     if not serves(encoder, None):
         return
-    kinds = (("input_text", "text"), ("output_text", "text"), ("refusal", "refusal"), ("thinking", "thinking"))
+    kinds = (("input_text", "text"), ("output_text", "text"), ("refusal", "refusal"))
     for content in ([{"type": kind, field: "Said"}] for kind, field in kinds):
         assert render(encoder, [ASKED, {**ANSWERED, "content": content}, NEXT]) == render(encoder, PLAIN)
     assert render(encoder, [{**each, "content": [each["content"]]} for each in PLAIN]) == render(encoder, PLAIN)
-    thoughts = [{"type": "thinking", "thinking": parts("Said")}]
-    assert render(encoder, [ASKED, {**ANSWERED, "content": thoughts}, NEXT]) == render(encoder, PLAIN)
     assert render(encoder, [ASKED, {"role": "assistant", "content": None, "refusal": "Said"}, NEXT]) == render(encoder, PLAIN)
 
 
@@ -335,6 +377,56 @@ def test_a_template_that_renders_all_orders_gets_them_unchanged(encoder: PromptE
         assert [render(encoder, messages) for messages in ORDERS] == expected
 
 
+@pytest.mark.parametrize("name", HISTORIES)
+def test_no_history_is_refused_or_lost(encoder: PromptEncoder, name: str) -> None:
+    messages = HISTORIES[name]
+    texts = [text for text in TEXTS if text in json.dumps(messages)]
+    for tools in (None, TOOLS):
+        if serves(encoder, tools):
+            output = render(encoder, messages, tools)
+            assert not [text for text in texts if text not in output], output
+            assert not find_python(output, encoder.format.chat_template), output
+
+
+def test_a_template_gets_each_history_unchanged_that_it_renders_whole(encoder: PromptEncoder) -> None:
+    """One that shows all conversations of a kind, in a form that transformers' users may give it."""
+    for names in (("text, call", "text, call, answer"), ("call, call", "call, call, answer"), ("answer first",), ("system",)):
+        expected = [_whole_renderings(encoder, HISTORIES[name]) for name in names]
+        if all(expected):
+            assert all(render(encoder, HISTORIES[name]) in each for name, each in zip(names, expected, strict=True)), names
+
+
+def _whole_renderings(encoder: PromptEncoder, messages: list[Message]) -> list[str]:
+    """Return transformers' renderings that have all texts, of each form of content and arguments."""
+    texts = [text for text in TEXTS if text in json.dumps(messages)]
+    forms = [
+        [{**each, **({"content": content} if "tool_calls" in each else {})} for each in json.loads(text)]
+        for text in (json.dumps(messages), json.dumps(messages).replace('"{\\"h\\": \\"Harb\\"}"', '{"h": "Harb"}'))
+        for content in (None, "")
+    ]
+    forms += [[{key: value for key, value in each.items() if value is not None} for each in form] for form in forms]
+    forms += [[{**each, "content": parts(each["content"])} if each.get("content") else each for each in form] for form in forms]
+    outputs = [in_transformers(encoder.format.chat_template, form) or "" for form in forms]
+    return [each for each in outputs if all(text in each for text in texts) and not find_python(each, encoder.format.chat_template)]
+
+
+def test_reasoning_in_parts_is_the_templates_reasoning(encoder: PromptEncoder) -> None:
+    if not serves(encoder, None):
+        return
+    said = [{"type": "thinking", "thinking": "Hm"}, *parts("Said")]
+    forms: list[list[Message]] = [
+        [ASKED, {**ANSWERED, "content": said}],
+        [ASKED, {**ANSWERED, "content": "Said", "reasoning_content": "Hm"}],
+    ]
+    outputs = [in_transformers(encoder.format.chat_template, form) or "" for form in forms]
+    is_rendered = any("Hm" in each and not re.search(r"['\"]type['\"]", each) for each in outputs)
+    for kind in ({"type": "reasoning", "text": "Hm"}, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}, said[0]):
+        output = render(encoder, [ASKED, {**ANSWERED, "content": [kind, {"type": "redacted_thinking", "data": "x"}, *parts("Said")]}])
+        assert "Said" in output and "HmSaid" not in output and "Hm\nSaid" not in output, output
+        assert output == render(encoder, forms[1])
+    assert not is_rendered or "Hm" in output
+
+
 def test_a_question_beside_a_result_is_kept(encoder: PromptEncoder) -> None:
     if not serves(encoder, TOOLS):
         return
@@ -370,6 +462,19 @@ def test_any_answer_cut_anywhere_can_be_sent_back(kind: str, content: Any, value
     for tools in (None, TOOLS):
         output = render(own_encoder(kind), messages, tools)
         assert all(text in output for text in ("Ask", "tide", "High", "Said", "Then"))
+
+
+def test_only_a_picture_in_the_last_question_is_refused() -> None:
+    shown = [*parts("Look"), {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}]
+    old = [{"role": "user", "content": shown}, TIDE, {**HIGH, "content": shown}, NEXT]
+    for messages in (old, [*old, TIDE, {**HIGH, "content": shown}]):
+        output = render(own_encoder("object"), messages)
+        assert "[image_url left out: this model reads text only]" in output and "QUJD" not in output
+    with pytest.raises(PromptError, match="reads text only") as refusal:
+        render(own_encoder("object"), [*old, {"role": "user", "content": shown}])
+    assert refusal.value.field == "messages[4].content[1].type"
+    report = {"type": "search_result", "title": "High"}
+    assert "High" in render(own_encoder("object"), [ASKED, TIDE, {**HIGH, "content": [report]}])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fairlead_common.errors import PromptError
 from fairlead_common.prompts.bounded_template import bound_steps
 from fairlead_common.prompts.call_history import ArgumentBudget, complete_calls, normalize_calls, short_id, write_call
 from fairlead_common.prompts.chat_template import REASONING_FIELDS, ChatTemplate
-from fairlead_common.prompts.content_parts import json_type, read_texts
+from fairlead_common.prompts.content_parts import json_type, read_texts, replace_media, split_thoughts
 from fairlead_common.prompts.template_probe import MessageForms, find_forms, probe_role
 from fairlead_common.prompts.turn_order import arrange, parts_in_style, text_in_style
 from fairlead_common.truncate import quote
@@ -71,23 +71,14 @@ class ChatRenderer:
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
         budget = ArgumentBudget()
-        groups: list[list[dict[str, Any]]] = []
-        by_call: dict[str, list[dict[str, Any]]] = {}
+        questions = [at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"]
+        normal = []
         for at, message in enumerate(complete_calls(messages, forms.names_results)):
-            normal = self._normalize_message(message, f"messages[{at}]", forms, budget)
-            if len(normal) == 1 and not by_call:
-                groups.append(normal)
-                continue
-            is_result = normal[0]["role"] == "tool"
-            if is_result and (group := by_call.get(str(normal[0].get("tool_call_id")))) is not None:
-                group += normal  # a result follows its call, also where a message with several calls was split
-                continue
-            parts = [[each] for each in normal]
-            groups += parts
-            if not is_result:
-                split = [part for part in parts if "tool_calls" in part[0]] if len(parts) > 1 else []
-                by_call = {str(part[0]["tool_calls"][0].get("id")): part for part in split}
-        return arrange([message for group in groups for message in group], forms.order, forms.styles)
+            is_old = isinstance(message, dict) and (message.get("role") == "tool" or at < max(questions, default=0))
+            message = {**message, "content": replace_media(message.get("content"))} if is_old else message
+            normal += self._normalize_message(message, f"messages[{at}]", forms, budget)
+        arranged = arrange(normal, forms.order, forms.fillers)
+        return [_with_thinking_part(message) for message in arranged] if forms.reads_thinking_parts else arranged
 
     def _normalize_message(self, message: Any, where: str, forms: MessageForms, budget: ArgumentBudget) -> list[dict[str, Any]]:
         """Return the message in the template's form: several messages where the template reads one call, or no text beside a call."""
@@ -107,6 +98,10 @@ class ChatRenderer:
                     normal[name] = "\n".join(read_texts(normal[name], f"{where}.{name}"))
         content = normal.pop("content", None)
         if role == "assistant":
+            if isinstance(content, list):
+                content, thought = split_thoughts(content, f"{where}.content")
+                if thought and not any(name in normal for name in REASONING_FIELDS):
+                    normal["reasoning_content"] = thought
             if content is None and isinstance(normal.get("refusal"), str):
                 content = normal["refusal"]
             return _assistant_messages(normal, content, where, forms, budget)
@@ -117,13 +112,8 @@ class ChatRenderer:
         if role == "tool":
             if forms.short_ids and isinstance(normal.get("tool_call_id"), str):
                 normal["tool_call_id"] = short_id(normal["tool_call_id"])
-            if not forms.keeps_results:
-                texts = ["<tool_response>", *read_texts(content, f"{where}.content"), "</tool_response>"]
-                return [{"role": "user", "content": text_in_style("\n".join(texts), forms.styles["user"])}]
-            if forms.empty_result and not any(map(str.strip, read_texts(content, f"{where}.content"))):
-                content = forms.empty_result
-        if role == "developer" and not forms.knows_developer:
-            normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
+            if forms.fillers.empty_result and not any(map(str.strip, read_texts(content, f"{where}.content"))):
+                content = forms.fillers.empty_result
         return [{**normal, "content": _content(content, f"{where}.content", role, forms)}]
 
     def _renders_role(self, role: str, forms: MessageForms) -> bool:
@@ -133,7 +123,7 @@ class ChatRenderer:
         if role not in self._custom_roles:
             if len(self._custom_roles) >= MAX_CUSTOM_ROLES:
                 self._custom_roles.clear()
-            self._custom_roles[role] = probe_role(lambda messages: self._try_render(messages, False), role, forms.styles["user"])
+            self._custom_roles[role] = probe_role(lambda messages: self._try_render(messages, False), role, forms.fillers.styles["user"])
         return self._custom_roles[role]
 
     def _try_render(self, messages: list[dict[str, Any]], with_tools: bool) -> str | None:
@@ -152,7 +142,7 @@ def _assistant_messages(
     message: dict[str, Any], content: Any, where: str, forms: MessageForms, budget: ArgumentBudget
 ) -> list[dict[str, Any]]:
     if "tool_calls" not in message and isinstance(content, str) and content.strip():
-        return [{**message, "content": text_in_style(content, forms.styles["assistant"])}]
+        return [{**message, "content": text_in_style(content, forms.fillers.styles["assistant"])}]
     texts = [] if content is None else read_texts(content, f"{where}.content")
     is_empty = not any(text.strip() for text in texts)
     if "tool_calls" not in message:
@@ -162,25 +152,31 @@ def _assistant_messages(
         calls = [{**call, "id": short_id(call["id"])} if isinstance(call.get("id"), str) else call for call in calls]
     if not forms.keeps_calls:
         del message["tool_calls"]
-        return [{**message, "content": parts_in_style([*filter(None, texts), *map(write_call, calls)], forms.styles["assistant"])}]
+        return [{**message, "content": parts_in_style([*filter(None, texts), *map(write_call, calls)], forms.fillers.styles["assistant"])}]
     message, before = {**message, "tool_calls": calls}, []
     if not any(texts):
-        message |= forms.beside_calls if content is None else forms.beside_calls_if_empty
+        message |= forms.fillers.beside_calls if content is None else forms.beside_calls_if_empty
     elif not forms.splits_text[any(name in message for name in REASONING_FIELDS)]:
         message["content"] = _content(content, "", "assistant", forms)
     else:
         before = [] if is_empty else [{"role": "assistant", "content": _content(content, "", "assistant", forms)}]
-        message |= forms.beside_calls
-    if len(calls) == 1 or not forms.splits_calls:
-        return [*before, message]
-    first, *others = ([call] for call in calls)
-    later = {"role": "assistant", **forms.beside_calls}
-    return [*before, {**message, "tool_calls": first}, *({**later, "tool_calls": call} for call in others)]
+        message |= forms.fillers.beside_calls
+    return [*before, message]
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with its reasoning as the first part of its content."""
+    thought = next((message[name] for name in REASONING_FIELDS if name in message), None)
+    if thought is None:
+        return message
+    content = message.get("content") or []
+    parts = text_in_style(content, "parts") if isinstance(content, str) else content
+    return {**message, "content": [{"type": "thinking", "thinking": thought}, *parts]}
 
 
 def _content(content: Any, where: str, role: str, forms: MessageForms) -> Any:
     """Return the content as a string or as parts, in the style that the template reads for the role."""
-    style = forms.styles[role] if role in forms.styles else forms.styles["user"]
+    style = forms.fillers.styles[role] if role in forms.fillers.styles else forms.fillers.styles["user"]
     if isinstance(content, str):
         return text_in_style(content, style)
     return parts_in_style(read_texts(content, where) or [""], style)

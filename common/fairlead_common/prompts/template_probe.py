@@ -3,11 +3,12 @@
 Templates fail on a form that they do not read, drop it silently, or print it as Python writes it. Only their output tells.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from fairlead_common.prompts.turn_order import ContentStyle, Message, TurnOrder, arrange, text_in_style
+from fairlead_common.prompts.turn_order import ContentStyle, Fillers, Message, TurnOrder, arrange, text_in_style
 
 ArgumentForm = Literal["object", "object of texts", "text"]
 """Arguments of a call: an object, an object whose lists and objects are JSON texts, or one JSON text."""
@@ -16,7 +17,8 @@ Render = Callable[[list[Message]], str | None]
 
 SYSTEM, QUESTION, ANSWER, NEXT, LAST = "fairleadsystem", "fairleadquestion", "fairleadanswer", "fairleadnext", "fairleadlast"
 CALL, OTHER_CALL, KEY, VALUE, RESULT, OTHER_RESULT = (f"fairlead{word}" for word in ("call", "other", "key", "value", "result", "rest"))
-REASONING = "fairleadthought"
+REASONING, DEVELOPER = "fairleadthought", "fairleaddeveloper"
+_TEXTS: Final = (SYSTEM, DEVELOPER, QUESTION, ANSWER, NEXT, LAST, CALL, OTHER_CALL, RESULT, OTHER_RESULT)
 _MARK: Final = "fairleadmark"
 """A key of content parts, which only a printed part shows."""
 _OTHER_IDS = ("call_0123456789", "call_0")
@@ -28,11 +30,7 @@ _ID, _OTHER_ID = "fairlead0", "fairlead1"
 class MessageForms:
     """What a template reads."""
 
-    styles: Mapping[str, ContentStyle]
-    """Styles of content by role."""
-    knows_developer: bool
-    beside_calls: Message
-    """The content field of an assistant's message that has calls and no content."""
+    fillers: Fillers
     beside_calls_if_empty: Message
     """The same for a message whose content is empty."""
     without_calls: Message
@@ -40,19 +38,15 @@ class MessageForms:
     arguments: ArgumentForm
     keeps_calls: bool
     """False if the template does not render calls."""
-    keeps_results: bool
-    """False if the template leaves out messages of the role tool, or refuses them."""
-    empty_result: str
-    """The text of a result that is empty. Some templates refuse none."""
     names_results: bool
     """True if the template requires the function's name in a result."""
     short_ids: bool
     """True if ids of calls must be nine letters and digits, as in Mistral's templates."""
-    splits_calls: bool
-    """True if a message may have one call only, so that several become several messages."""
     splits_text: Mapping[bool, bool]
     """By whether a message with calls has reasoning: True if its content must be a message of its own, because the call is lost or refused
     beside it."""
+    reads_thinking_parts: bool
+    """True if the template renders reasoning as a part of the content only, as Mistral's do."""
     order: TurnOrder
 
 
@@ -87,9 +81,8 @@ class _Probe:
             self._styles = dict.fromkeys(self._styles, "text")
         for role in ("user", "assistant", "system"):
             self._styles[role] = self._find_style(self._dialogues(), role)
-        knows_developer = probe_role(self._render, "developer", self._styles["user"])
         self._styles["developer"] = self._styles["system"]
-        if knows_developer:
+        if probe_role(self._render, "developer", self._styles["user"]):
             self._styles["developer"] = self._find_style([[self._message("developer", SYSTEM), *self._dialogues()[1]]], "developer")
         plain = self._render(self._dialogues()[0]) or self._render(self._dialogues()[1]) or ""
         self._none_count = plain.count("None")
@@ -99,27 +92,27 @@ class _Probe:
             named = self._find_call_form()
             self._names_results = self._keeps_result(*named)
             beside, arguments = named if self._names_results else (beside, arguments)
-        self._styles["tool"] = self._find_style(self._call_dialogues(beside, arguments), "tool")
-        self._styles["assistant"] = self._find_style([*self._dialogues(), self._text_beside_call(arguments)], "assistant")
+        until_result, whole = self._call_dialogues(beside, arguments)
+        # A trimmed conversation may begin with any message, and some templates take the style of all from the first.
+        self._styles["tool"] = self._find_style([until_result, whole, whole[2:]], "tool")
+        spoken, beside_text = self._dialogues()[1], self._text_beside_call(arguments)
+        self._styles["assistant"] = self._find_style([*self._dialogues(), beside_text, spoken[1:], beside_text[1:]], "assistant")
         until_result = self._call_dialogues(beside, arguments)[0]
         keeps_calls = self._count(until_result, (CALL, VALUE)) > 0
         empty = {"content": text_in_style("", self._styles["assistant"])}
         keeps_empty = self._score_calls(empty, arguments) >= self._score_calls(beside, arguments)
+        fillers = Fillers(self._styles, beside, self._find_empty_result(until_result))
         return MessageForms(
-            styles=self._styles,
-            knows_developer=knows_developer,
-            beside_calls=beside,
+            fillers=fillers,
             beside_calls_if_empty=empty if keeps_empty else beside,
             without_calls=self._find_empty_answer(),
             arguments=arguments,
             keeps_calls=keeps_calls,
-            keeps_results=self._keeps_result(beside, arguments),
-            empty_result=self._find_empty_result(until_result),
             names_results=self._names_results,
             short_ids=keeps_calls and any(self._count(self._call_dialogues(beside, arguments, id)[0], (CALL,)) < 0 for id in _OTHER_IDS),
-            splits_calls=keeps_calls and self._must_split_calls(beside, arguments),
             splits_text={thinks: keeps_calls and self._must_split_text(beside, arguments, thinks) for thinks in (False, True)},
-            order=self._find_order(until_result),
+            reads_thinking_parts=self._reads_thinking_parts(),
+            order=self._find_order(fillers, arguments, keeps_calls),
         )
 
     def _message(self, role: str, text: str) -> Message:
@@ -227,17 +220,13 @@ class _Probe:
         scores = [self._count([*before, {**result, **self._message("tool", text)}], (QUESTION, CALL)) for text in texts]
         return texts[scores.index(max(scores))]
 
-    def _must_split_calls(self, beside: Message, arguments: ArgumentForm) -> bool:
-        calls = [make_call(_ID, CALL, arguments), make_call(_OTHER_ID, OTHER_CALL, arguments)]
-        results = [self._result(RESULT, _ID, CALL), self._result(OTHER_RESULT, _OTHER_ID, OTHER_CALL)]
-        said = {"role": "assistant", **beside}
-        question = self._message("user", QUESTION)
-        whole = [question, {**said, "tool_calls": calls}, *results]
-        split = [question]
-        for call, result in zip(calls, results, strict=True):
-            split += [{**said, "tool_calls": [call]}, result]
-        wanted = (CALL, OTHER_CALL)
-        return self._count(whole, wanted) < self._count(split, wanted)
+    def _reads_thinking_parts(self) -> bool:
+        """Return whether reasoning is rendered as a part of the content, and not as a field of the message."""
+        question, answer = self._dialogues()[1][:2]
+        parts = [{"type": "thinking", "thinking": REASONING, _MARK: ""}, {"type": "text", "text": ANSWER, _MARK: ""}]
+        output = self._render([question, {**answer, "content": parts}]) or _MARK
+        is_read = REASONING in output and ANSWER in output and _MARK not in output
+        return is_read and REASONING not in (self._render([question, {**answer, "reasoning_content": REASONING}]) or "")
 
     def _must_split_text(self, beside: Message, arguments: ArgumentForm, thinks: bool) -> bool:
         question, said, *others = self._call_dialogues(beside, arguments)[0]
@@ -247,25 +236,57 @@ class _Probe:
         whole, split = [question, {**said, **answer}, *others], [question, answer, said, *others]
         return self._count(whole, (CALL,)) < self._count(split, (CALL,))
 
-    def _find_order(self, until_result: list[Message]) -> TurnOrder:
-        """Return the orders of turns that render. Each that does not is arranged by `arrange` with what was found before."""
+    def _find_order(self, fillers: Fillers, arguments: ArgumentForm, keeps_calls: bool) -> TurnOrder:
+        """Return the orders of turns that render. A conversation that shows more texts when it is arranged shows that one does not."""
         system, question, answer, following, last = self._dialogues()[0]
-        other = self._message("system", LAST)
-        twice = (([question, following, answer], (QUESTION, NEXT)), ([question, answer, last, following], (ANSWER, LAST)))
-        order = TurnOrder(repeated=all(self._keeps(*each, TurnOrder(repeated=False)) for each in twice))
-        found = self._keeps([system, question], (SYSTEM, QUESTION), replace(order, system=False, later_system=False))
-        order = replace(order, system=found, later_system=found)
-        if found:
-            arranged = replace(order, later_system=False)
-            ends = ([question, other], [question, other, following], [question, answer, other, following])
-            kept = (self._keeps([system, *each], (SYSTEM, QUESTION, LAST), arranged) for each in ends)
-            order = replace(order, later_system=all(kept))
-        asked = [*until_result, following]
-        return replace(order, question_after_result=self._keeps(asked, (RESULT, NEXT), replace(order, question_after_result=False)))
+        later, developer = self._message("system", LAST), self._message("developer", DEVELOPER)
+        calls = [make_call(_ID, CALL, arguments), make_call(_OTHER_ID, OTHER_CALL, arguments)]
+        call, other_call, both = (
+            {"role": "assistant", **fillers.beside_calls, "tool_calls": each} if keeps_calls else self._message("assistant", CALL)
+            for each in (calls[:1], calls[1:], calls)
+        )
+        result, other_result = self._result(RESULT, _ID, CALL), self._result(OTHER_RESULT, _OTHER_ID, OTHER_CALL)
+        orphan = {**self._message("tool", RESULT), "tool_call_id": _ID}
+        cases: list[tuple[tuple[str, ...], list[list[Message]]]] = [
+            (("repeated",), [[question, following, answer], [question, answer, last, following]]),
+            (("system", "later_system"), [[system, question]]),
+            (
+                ("later_system",),
+                [[system, question, later], [system, question, later, following], [system, question, answer, later, following]],
+            ),
+            (("developer", "later_developer"), [[developer, question]]),
+            (
+                ("later_developer",),
+                [[system, developer, question], [question, developer], [developer, question, answer, developer, following]],
+            ),
+            (("results",), [[question, call, result]]),
+            (("parallel_calls",), [[question, both, result, other_result]]),
+            (("repeated_calls",), [[question, call, other_call, result, other_result, last, following]]),
+            (("text_and_call",), [[question, answer, call, result, last, following]]),
+            (("text_after_call",), [[question, call, answer, result, last, following]]),
+            (("question_after_result",), [[question, call, result, following]]),
+            (
+                ("orphan_results",),
+                [[orphan, last, following], [question, answer, orphan, last, following], [question, orphan, last, following]],
+            ),
+            (("open_calls",), [[question, call, following], [question, both, result, following]]),
+            (("answer_first",), [[answer, following], [system, answer, following]]),
+            (("call_first",), [[call, result, last, following]]),
+            (("no_question",), [[system], [answer], [system, answer], [call, result]]),
+        ]
+        beside_text = self._text_beside_call(arguments)
+        order = TurnOrder(text_beside_calls=not keeps_calls or self._count(beside_text, (ANSWER,)) > 0)
+        for flags, dialogues in cases:
+            if keeps_calls or flags[0] not in _OF_CALLS:
+                other = replace(order, **dict.fromkeys(flags, False))
+                plain, arranged = (sum(self._count_texts(arrange(each, by, fillers)) for each in dialogues) for by in (order, other))
+                order = order if plain >= arranged else other
+        return order
 
-    def _keeps(self, dialogue: list[Message], wanted: Sequence[str], other: TurnOrder) -> bool:
-        """Return whether a conversation renders at least as well as when it is arranged."""
-        return self._count(dialogue, wanted) >= self._count(arrange(dialogue, other, self._styles), wanted)
+    def _count_texts(self, dialogue: list[Message]) -> int:
+        """Return how many of a probe's texts in a conversation are in the output, as `_count` does."""
+        given = json.dumps(dialogue)
+        return self._count(dialogue, [text for text in _TEXTS if text in given])
 
 
 def make_call(id: str, name: str, arguments: ArgumentForm) -> Message:
@@ -278,5 +299,7 @@ def make_call(id: str, name: str, arguments: ArgumentForm) -> Message:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": values[arguments]}}
 
 
+_OF_CALLS: Final = ("parallel_calls", "repeated_calls", "text_and_call", "text_after_call", "orphan_results", "open_calls", "call_first")
+"""Orders of messages with calls, which a template without calls does not get."""
 _PERFECT: Final = 12
 """The score of a call whose two conversations show all texts."""

@@ -7,10 +7,10 @@ that is refused ends the conversation.
 from collections.abc import Iterator
 from typing import Any
 
+from fairlead_common.prompts.plain_text import MEDIA, is_media, write_arguments, write_json
 from fairlead_common.protocols.chat_builder import ChatBuilder, join_texts
 from fairlead_common.protocols.conversion import Omissions
 from fairlead_common.protocols.fields import check_text, iterate_objects, refuse, require_text
-from fairlead_common.protocols.plain_text import MEDIA, is_media, write_arguments, write_json
 from fairlead_common.truncate import quote
 
 _LEFT_OUT = ("redacted_thinking", "container_upload", "fallback", "mcp_tool_listing", "tool_addition", "tool_removal")

@@ -8,10 +8,10 @@ from typing import Any
 
 from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.prompts.other_calls import write_input
+from fairlead_common.prompts.plain_text import MEDIA, is_media, write_arguments, write_carried, write_json
 from fairlead_common.protocols.chat_builder import ChatBuilder, join_texts
 from fairlead_common.protocols.conversion import Omissions
 from fairlead_common.protocols.fields import check_text, iterate_objects, refuse, require_text
-from fairlead_common.protocols.plain_text import MEDIA, is_media, write_arguments, write_carried, write_json
 from fairlead_common.protocols.response_tools import ToolReader, flat_name
 from fairlead_common.truncate import quote
 
@@ -98,7 +98,9 @@ class ItemReader:
         elif kind.endswith(_CALL) and isinstance(call, str):
             fields = next((item[name] for name in ("action", "operation", "arguments") if isinstance(item.get(name), dict)), item)
             write = write_json if fields is item else write_carried
-            arguments = write({name: value for name, value in fields.items() if name != "type"})
+            # The type of an action or an operation says what it does, except that of a local shell, which only runs programs.
+            has_type = fields is not item and kind != "local_shell_call"
+            arguments = write({name: value for name, value in fields.items() if name != "type" or has_type})
             self._chat.add_tool_call(call, kind.removesuffix(_CALL), arguments)
         else:
             self._omissions.pass_as_text(where, kind)

@@ -40,6 +40,8 @@ class ToolReader:
                     custom = OfferedTool("custom", require_text(tool, "name", at), namespace)
                     self._offer(custom_function(tool), at, custom, skips_known)
                 case "namespace" if namespace is None:
+                    if tool.get("description"):
+                        self._omissions.leave_out(f"{at}.description")
                     self.add(tool.get("tools") or [], f"{at}.tools", require_text(tool, "name", at), skips_known)
                 case "local_shell":
                     description, schema = LOCAL_SHELL

@@ -6,11 +6,18 @@ import msgspec
 
 MEDIA = "[{kind} left out: this model reads text only]"
 """Stands for a picture or a file, so that the model knows that there was one."""
+_MEDIA_TYPES = ("audio", "audio_url", "file", "image", "image_url", "input_audio", "input_file", "input_image", "video", "video_url")
 _MAX_DEPTH = 16
 _DROPPED = frozenset(("cache_control", "call_id", "caller", "id", "signature", "status", "tool_use_id"))
 """Keys of a block or an item without a meaning for the model. In what it carries, as arguments and schemas, they can have one."""
 _CARRIED = frozenset(("action", "arguments", "input", "input_schema", "operation", "output", "parameters"))
 """Keys whose values are written by a model, or by a tool: of them only encrypted parts and the data of files are left out."""
+
+
+def describe_part(part: dict[str, Any]) -> str:
+    """Return the text that stands for a content part that is not text."""
+    kind = part["type"]
+    return MEDIA.format(kind=kind) if kind in _MEDIA_TYPES or is_media(part) else write_json(part)
 
 
 def write_json(value: Any) -> str:
