@@ -59,8 +59,8 @@ def build_model(family: str, **overrides: Any) -> PreTrainedModel:
     kind, settings = FAMILIES[family]
     config = AutoConfig.for_model(kind, **(settings | overrides))
     torch.manual_seed(7)
-    # Gemma 2 soft-caps its scores, which transformers does in its eager attention only.
-    attention = "eager" if family == "gemma2" else "sdpa"
+    # Gemma 2 soft-caps its scores and gpt-oss has sinks, which transformers does in its eager attention only.
+    attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 

@@ -45,6 +45,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", COMMON | _LOCAL),
     "glm4_moe": ("glm4_moe", COMMON | _ROUTED | {"head_dim": 16}),
     "deepseek_v3": ("deepseek_v3", COMMON | _ROUTED | _LATENT | {"n_group": 2, "topk_group": 1}),
+    "gpt_oss": ("gpt_oss", COMMON | _LOCAL | {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 4}),
     "linear rope": ("llama", _rope("linear", factor=4.0)),
     "yarn rope": ("qwen3", _rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL)),
     "llama3 rope": (

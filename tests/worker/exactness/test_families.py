@@ -1,14 +1,17 @@
 """Greedy output equals transformers' `generate` for many families: chunked, batched, cold and cached, across windows and pages."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests import models
 from tests.lora import save_adapter
 from tests.models import build_model, save_model
 from tests.worker.exactness.families import MORE, ORIGINAL
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
@@ -34,6 +37,23 @@ def test_it_says_what_generate_says(family: str, tmp_path: Path) -> None:
     assert [tokens for tokens, _ in warm] == expected
     assert [cached for _, cached in warm] == [(len(prompt) - 1) // 16 * 16 for prompt in PROMPTS]
     assert engine.mixed_steps > 5
+
+
+def test_gpt_oss_as_it_is_published_with_experts_in_mxfp4(tmp_path: Path) -> None:
+    model = save_model("gpt_oss", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_scales"] = torch.randint(121, 125, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    asked = {"quantization_config": Mxfp4Config(dequantize=True), "attn_implementation": "eager", "dtype": torch.float32}
+    expected = generate(type(model).from_pretrained(tmp_path, **asked).eval(), PROMPTS)
+    assert len({token for tokens in expected for token in tokens}) > 25
+    assert Engine(load_model(str(tmp_path), dtype="float32"), chunk=48).serve(PROMPTS) == expected
 
 
 def test_longrope_within_and_beyond_its_original_length(tmp_path: Path) -> None:
@@ -62,7 +82,6 @@ def test_a_rope_that_is_another_for_each_length_is_refused_beyond_the_first(tmp_
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "attention sinks"),
         ("gptj", {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8}, "does not use transformers' attention interface"),
         (
             "llama4_text",

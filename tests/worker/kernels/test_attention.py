@@ -36,7 +36,9 @@ def naive(spec: LayerSpec, query: torch.Tensor, keys: torch.Tensor, values: torc
     scores = torch.einsum("hd,lhd->hl", query.double(), key) * spec.scaling
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    return torch.einsum("hl,lhd->hd", scores.softmax(-1), value)
+    if spec.sinks is not None:
+        scores = torch.cat((scores, torch.tensor(spec.sinks).double()[:, None]), 1)
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(key)], value)
 
 
 def packed(rows: Sequence[tuple[int, int]], tables: Sequence[list[int]], page_size: int) -> PackedStep:
@@ -108,6 +110,8 @@ LAYERS = {
     "window": LayerSpec(4, 2, 16, 16, 0.25, window=7),
     "window of a token": LayerSpec(4, 2, 16, 16, 0.25, window=1),
     "softcap": LayerSpec(4, 2, 16, 16, 0.25, softcap=2.0),
+    "sinks": LayerSpec(8, 2, 16, 16, 0.25, sinks=(-1.0, 0.0, 1.5, 3.0, 100.0, -100.0, 0.5, 2.0)),
+    "sinks and window": LayerSpec(4, 2, 16, 16, 0.25, window=10, sinks=(-1.0, 0.0, 1.5, 3.0)),
     "softcap and window": LayerSpec(4, 2, 16, 16, 0.25, window=10, softcap=2.0),
 }
 

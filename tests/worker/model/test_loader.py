@@ -197,10 +197,6 @@ TINY: dict[str, Any] = {
     "pad_token_id": None,
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gpt_oss": (
-        {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_local_experts": 2},
-        "attention sinks",
-    ),
     "bloom": ({"n_head": 2}, "does not use transformers' attention interface|position"),
     "mamba": ({"state_size": 4}, "does not use transformers' attention interface|max_position_embeddings"),
     "lfm2": (

@@ -6,7 +6,7 @@ state: its context travels through the model as a keyword argument.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class LayerSpec:
     """A query at position p sees positions p - window + 1 to p; None: all up to p."""
     softcap: float | None = None
     """Scores become `softcap * tanh(scores / softcap)` before the mask."""
+    sinks: tuple[float, ...] | None = field(default=None, compare=False)
+    """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it)."""
 
 
 @dataclass(frozen=True, slots=True)

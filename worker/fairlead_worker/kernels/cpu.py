@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
+from fairlead_worker.kernels.reference import soften
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
@@ -175,7 +176,7 @@ def _decode(spec: LayerSpec, group: Decodes, query: torch.Tensor, keys: torch.Te
     scores = torch.bmm(query * spec.scaling, key.transpose(1, 2)).view(kv_heads, rows, -1, length)
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    weights = scores.add_(group.bias).softmax(-1).view(kv_heads * rows, -1, length)
+    weights = soften(scores.add_(group.bias), spec.sinks, kv_heads, 1, -1, 1).view(kv_heads * rows, -1, length)
     value = values.index_select(1, group.pages).view(kv_heads * rows, length, spec.value_dim)
     output = torch.bmm(weights, value).view(kv_heads, rows, -1, spec.value_dim)
     return output.transpose(0, 1).reshape(rows, spec.heads, spec.value_dim)
@@ -194,7 +195,7 @@ def _chunk(
         length = chunk.bias.shape[1]
         key = keys.index_select(1, chunk.pages).view(spec.kv_heads, -1, spec.key_dim)[:, :length]
         value = values.index_select(1, chunk.pages).view(spec.kv_heads, -1, spec.value_dim)[:, :length]
-    if spec.softcap is not None or query.dtype == torch.bfloat16:
+    if spec.softcap is not None or spec.sinks is not None or query.dtype == torch.bfloat16:
         return _blocks(spec, chunk, query, key, value)
     output = scaled_dot_product_attention(
         query.transpose(0, 1)[None],
@@ -223,7 +224,7 @@ def _blocks(spec: LayerSpec, chunk: Chunk, query: torch.Tensor, key: torch.Tenso
         if spec.softcap is not None:
             scores = torch.tanh(scores / spec.softcap) * spec.softcap
         scores[..., masked:].add_(chunk.bias[begin:end, masked:seen])
-        weights = scores.softmax(-1).view(kv_heads, -1, seen)
+        weights = soften(scores, spec.sinks, kv_heads, -1, 1, 1).view(kv_heads, -1, seen)
         mixed = torch.bmm(weights, value[:, :seen]).view(kv_heads, -1, size, spec.value_dim)
         output[begin:end] = mixed.permute(2, 0, 1, 3)
     return output.view(count, spec.heads, spec.value_dim)

@@ -191,6 +191,8 @@ def unsupported(layer: LayerSpec, dtype: torch.dtype) -> str:
         return f"keys of {layer.key_dim} with values of {layer.value_dim}"
     if layer.key_dim not in HEAD_DIMS:
         return f"heads of {layer.key_dim} (its kernels are for {', '.join(map(str, HEAD_DIMS))})"
+    if layer.sinks is not None:
+        return "attention sinks"
     if layer.heads % layer.kv_heads:
         return f"{layer.heads} heads on {layer.kv_heads}"
     return ""

@@ -31,6 +31,7 @@ class Attention(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
     ]
 
 
@@ -75,7 +76,8 @@ class NativeBackend:
         self.keys, self.values = parts[::2], parts[1::2]
         self.resident = Resident(parts, AHEAD_BYTES // spec.page_bytes)
         self.resident.mark_used(0)
-        self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
+        self._sinks = [None if layer.sinks is None else torch.tensor(layer.sinks) for layer in spec.layers]
+        self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, self._sinks, strict=True)]
 
     def plan(self, step: PackedStep) -> "NativeStep":
         self.resident.mark_used(int(step.page_indices.numpy().max()))
@@ -135,9 +137,10 @@ class _Rows:
         self.native.partials = self._partials.data_ptr() if needed else None
 
 
-def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor) -> Attention:
+def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> Attention:
     sizes = (spec.heads, spec.kv_heads, spec.key_dim, spec.value_dim)
-    return Attention(keys.data_ptr(), values.data_ptr(), *sizes, spec.scaling, spec.softcap or 0, spec.window or 0)
+    sink = None if sinks is None else sinks.data_ptr()
+    return Attention(keys.data_ptr(), values.data_ptr(), *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, sink)
 
 
 def _kinds(backend: NativeBackend) -> list[Attention]:

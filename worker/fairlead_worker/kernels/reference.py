@@ -165,8 +165,8 @@ def _gather(storage: torch.Tensor, pages: torch.Tensor, dtype: torch.dtype) -> t
 
 def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Attend: query [B, heads or kv_heads, Q, key_dim], key and value [B, kv_heads, L, dim]. Without a mask: causal from the first key."""
-    if spec.softcap is not None:
-        return _attention_with_softcap(spec, spec.softcap, query, key, value, mask)
+    if spec.softcap is not None or spec.sinks is not None:
+        return _attention_in_steps(spec, query, key, value, mask)
     if mask is not None:
         mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
     return scaled_dot_product_attention(
@@ -174,15 +174,25 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
     )
 
 
-def _attention_with_softcap(
-    spec: LayerSpec, softcap: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+def soften(scores: torch.Tensor, sinks: tuple[float, ...] | None, *shape: int) -> torch.Tensor:
+    """Return the weights of scores [..., L]. `shape`: of the sinks, so that they are broadcast to the scores' heads."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = torch.tensor(sinks, dtype=scores.dtype, device=scores.device).view(shape)
+    return torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+
+
+def _attention_in_steps(
+    spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attend as transformers' eager attention: torch's fused kernel has no soft cap on scores."""
+    """Attend as transformers' eager attention: torch's fused kernel has neither soft caps nor sinks."""
     if query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    scores = torch.tanh(query @ key.transpose(-1, -2) * spec.scaling / softcap) * softcap
+    scores = query @ key.transpose(-1, -2) * spec.scaling
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32)
+    weights = soften(scores.masked_fill(~mask, float("-inf")).float(), spec.sinks, scores.shape[1], -1, 1)
     return weights.to(query.dtype) @ value

@@ -63,8 +63,6 @@ def layer_spec(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, kwargs: dict[str, Any]
 ) -> LayerSpec:
     """Return what `module` needs of attention, from its call. Raises UnsupportedAttention."""
-    if kwargs.get("s_aux") is not None:
-        raise UnsupportedAttention("attention sinks")
     if kwargs.get("position_bias") is not None:
         raise UnsupportedAttention("position bias (T5 or ALiBi style)")
     if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
@@ -83,6 +81,7 @@ def layer_spec(
         # The mask of generate() follows the layer's type, so the type decides if the two disagree.
         window=None if kind == "full_attention" or not window else int(window),
         softcap=kwargs.get("softcap"),
+        sinks=tuple(sinks.float().tolist()) if (sinks := kwargs.get("s_aux")) is not None else None,
     )
 
 

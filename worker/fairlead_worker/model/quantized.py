@@ -22,8 +22,8 @@ from fairlead_worker.sharding.scales import Groups
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "", "gptq": "", "fp8": "accelerate"}
-"""`quant_method` of a checkpoint -> the package that reads it, through transformers; none: `lowbit.stored` does."""
+LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "", "gptq": "", "fp8": "accelerate", "mxfp4": ""}
+"""`quant_method` of a checkpoint -> the package that reads it, through transformers; none: `lowbit.stored` or transformers alone does."""
 DIVIDED = ("compressed-tensors", "fp8", "awq", "gptq")
 """Methods whose weights a rank can read in part. The layouts of the others are specific to their kernels."""
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
@@ -78,8 +78,8 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
     """Return arguments of `from_pretrained` for a quantized checkpoint, and request dequantization where it cannot be read otherwise.
 
     That holds for float8 in blocks (DeepSeek's and Qwen's), whose kernels transformers would fetch at run time, unless our layers keep
-    it (`lowbit.checkpoint`); and for packed integers with zero points, for which compressed-tensors reserves no memory. Raises
-    ModelLoadError.
+    it (`lowbit.checkpoint`); for gpt-oss's experts in MXFP4, likewise; and for packed integers with zero points, for which
+    compressed-tensors reserves no memory. Raises ModelLoadError.
     """
     given = config.quantization_config
     try:
@@ -88,7 +88,9 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if keeps:
         config.quantization_config = about_reading(given)
-    elif given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
+    elif given["quant_method"] in ("fp8", "mxfp4") or zeros == [
+        True
+    ]:  # with several layer kinds, all of them would be dequantized like the first one
         config.quantization_config = {**given, "dequantize": True}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
@@ -99,6 +101,8 @@ def packing_of(uri: str, config: PreTrainedConfig) -> Packing | None:
     given = config.quantization_config
     if given["quant_method"] == "compressed-tensors":
         return packing_of_schemes(given.get("format"), _schemes(given))
+    if given["quant_method"] == "mxfp4":
+        return None
     return packing_of_config(uri, given)
 
 

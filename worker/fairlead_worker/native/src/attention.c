@@ -250,9 +250,15 @@ static void merge(float *max, float *sum, float *output, float other_max, float 
         store_floats(output + d, fma_(load_floats(output + d), a, mul(load_floats(other + d), b)));
 }
 
-static void write_row(const Job *job, int64_t token, int64_t head, const float *output, float sum) {
+static void write_row(const Job *job, int64_t token, int64_t head, const float *output, float max, float sum) {
     int64_t dim = job->layer->value_dim, at = token * job->output_stride + head * dim;
-    Vec factor = splat(1.0f / sum);
+    float kept = 1;
+    if (job->layer->sinks) {
+        float sink = job->layer->sinks[head], now = fmaxf(max, sink);
+        kept = exp1(max - now);
+        sum = sum * kept + exp1(sink - now);
+    }
+    Vec factor = splat(kept / sum);
     for (int64_t d = 0; d < dim; d += LANES)
         put(job->step->kind, job->output, at + d, at + dim, mul(load_floats(output + d), factor));
 }
@@ -334,7 +340,7 @@ static void attend_item(const void *args, int64_t item) {
         }
     }
     for (int64_t r = 0; r < rows; r++)
-        write_row(job, token + r / q.heads, head + r % q.heads, output + r * stride, sum[r]);
+        write_row(job, token + r / q.heads, head + r % q.heads, output + r * stride, max[r], sum[r]);
 }
 
 /* Merges the segments of one row's tokens for the heads of one KV head. */
@@ -354,7 +360,7 @@ static void merge_item(const void *args, int64_t item) {
                 partial += count * layer->heads * size;
                 merge(&max, &sum, output, partial[0], partial[1], partial + 16, stride);
             }
-            write_row(job, first + token, head, output, sum);
+            write_row(job, first + token, head, output, max, sum);
         }
 }
 

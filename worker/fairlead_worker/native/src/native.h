@@ -80,6 +80,7 @@ typedef struct {
     float scaling;
     float softcap;  /* 0: none */
     int64_t window; /* 0: none; else a query at p sees p - window + 1 .. p */
+    const float *sinks; /* [heads] the score of one more key, without a value; NULL: none */
 } Attention;
 
 /* A packed step: R rows of consecutive tokens, as `PackedStep` of kernels/base.py. */
