@@ -296,7 +296,7 @@ ACCEPTED = [
     {"engine": {"tensorParallel": 16, "nodes": 2}},
     {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 8}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
-    {"resources": {"gpus": 0, "cpu": "100n", "memory": "1E3"}, "engine": {"kvCache": {"size": "1e10"}}},
+    {"resources": {"gpus": 0, "cpu": "100n", "memory": "1E3"}},
     {"resources": {"gpuResource": "amd.com/gpu", "gpuType": "AMD_Instinct_MI300X_OAM"}, "engine": {"tensorParallel": 8}},
     {"resources": {"gpuResource": "nvidia.com/mig-1g.10gb", "gpus": 1}},
     {"resources": {"gpus": 4, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}, "engine": {"tensorParallel": 4}},
