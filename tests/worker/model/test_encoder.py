@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.worker.model.encoders import ENCODERS, make_encoder
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -82,6 +83,20 @@ def test_what_cannot_be_served_is_refused(settings: dict[str, Any], options: dic
     folder = make_encoder(tmp_path, "bert", after=settings)
     with pytest.raises(ModelLoadError, match=says):
         load_encoder("a", folder, **options)
+
+
+def test_names_of_the_first_checkpoints_are_read_and_damaged_weights_refused(tmp_path: Path) -> None:
+    file = make_encoder(tmp_path, "bert") / "model.safetensors"
+    old = {
+        f"bert.{name}".replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): each
+        for name, each in load_file(file).items()
+    }
+    save_file(old, file)
+    load_encoder("a", tmp_path)
+    old["bert.embeddings.LayerNorm.gamma"][0] = float("nan")
+    save_file(old, file)
+    with pytest.raises(ModelLoadError, match="not finite"):
+        load_encoder("a", tmp_path)
 
 
 def test_the_length_is_that_of_sentence_transformers_files(tmp_path: Path) -> None:

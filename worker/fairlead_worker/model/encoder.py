@@ -1,5 +1,6 @@
 """Loads an encoder: an embedding model, or a classifier with its head."""
 
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fairlead_worker.ipc.messages import Activation, Classifier, Pooling
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.families.registry import FAMILIES, Encoder
 from fairlead_worker.model.families.weights import MissingWeights, read_weights
+from fairlead_worker.model.layers.texts import PackedTexts
 from fairlead_worker.model.loader import check_weights
 from fairlead_worker.model.packed import pack_linears
 from fairlead_worker.model.pooling import read_json, read_pooling
@@ -83,6 +85,11 @@ def load_encoder(
     model.eval().requires_grad_(False)
     if place.type == "cpu":
         pack_linears(model)
+    with torch.inference_mode():
+        if not model(PackedTexts.pack([array("I", [0, 1])], [0], place)).isfinite().all():
+            raise ModelLoadError(
+                uri, "its hidden states are not finite (NaN or infinity): the weights are damaged, or need --dtype float32"
+            )
     progress("weights", 100, size, size)
     return LoadedEncoder(
         model=model,
@@ -115,16 +122,16 @@ def _read_classifier(uri: str, config: PreTrainedConfig) -> Classifier | None:
 
 
 def _read_activation(uri: str, config: Any, labels: int) -> Activation:
-    """Return what sentence-transformers' settings say, else transformers' `problem_type`, else sigmoid for one label and softmax."""
+    """Return the activation of a reranker by sentence-transformers' settings, and of more labels by transformers' `problem_type`."""
+    if labels > 1:
+        kinds: dict[str | None, Activation] = {"regression": "none", "multi_label_classification": "sigmoid"}
+        return kinds.get(config.problem_type, "softmax")
     settings = getattr(config, "sentence_transformers", None) or {}
-    name = settings.get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", None)
-    if name:
-        known: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-        if (kind := str(name).rpartition(".")[2]) not in known:
-            raise ModelLoadError(uri, f"unsupported architecture: its scores need the activation {name}; served: {', '.join(known)}")
-        return known[kind]
-    kinds: dict[str, Activation] = {"regression": "none", "multi_label_classification": "sigmoid", "single_label_classification": "softmax"}
-    return kinds.get(getattr(config, "problem_type", None) or "", "sigmoid" if labels == 1 else "softmax")
+    name = settings.get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    known: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
+    if (kind := str(name).rpartition(".")[2]) not in known:
+        raise ModelLoadError(uri, f"unsupported architecture: its scores need the activation {name}; served: {', '.join(known)}")
+    return known[kind]
 
 
 def _describe_refusal(classifier: Classifier) -> Pooling:
