@@ -12,7 +12,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fairlead_common.protocols.fields import SHARED_FIELDS
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLING, RERANKS, RESPONSES, SCORES
+from fairlead_common.protocols.paths import (
+    CHAT,
+    CLASSIFICATIONS,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    MESSAGES,
+    POOLING,
+    RERANKS,
+    RESPONSES,
+    SCORES,
+)
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
@@ -39,7 +50,7 @@ ANSWERS = {
     "chat": ("chat completions", (CHAT,)),
     "responses": ("Responses", (RESPONSES,)),
     "messages": ("Messages", (MESSAGES, COUNT_TOKENS)),
-    "embeddings": ("embeddings, scores and reranking", (EMBEDDINGS, POOLING, SCORES[0], RERANKS[0])),
+    "embeddings": ("embeddings, scores, reranking and classes", (EMBEDDINGS, POOLING, SCORES[0], RERANKS[0], CLASSIFICATIONS[0])),
     "tokenize": ("tokenize and detokenize", ("/tokenize", "/detokenize")),
 }
 """By page of requests: the title of its page of answers, and their paths."""
@@ -73,11 +84,12 @@ which responses are [stored](../protocols.md#stored-responses).
 `POST /v1/messages/count_tokens` takes the same fields and returns `input_tokens`. It generates nothing. It refuses what `/v1/messages`
 refuses, except a prompt that is too long.
 """,
-    EMBEDDINGS: """# Embeddings, scores and reranking
+    EMBEDDINGS: """# Embeddings, scores, reranking and classes
 
 Embeddings have unit length. They are the last hidden states of the model, pooled as the model's files or `--pooling` define. A score is the
-cosine of two embeddings. [Models](../../guides/models.md#embeddings-and-scores) says which models can do this. These requests run in the
-same engine steps as generation, and count as prompt tokens.
+cosine of two embeddings. A reranker (a head with one label) reads both texts as one input, and its head gives the score. A model with
+several labels serves `/classify`. [Models](../../guides/models.md#embeddings-and-scores) says which models can do this. These requests run
+in the same engine steps as generation, and count as prompt tokens.
 """,
     "/tokenize": """# Tokenize and detokenize
 

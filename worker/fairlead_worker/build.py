@@ -8,6 +8,9 @@ from fairlead_worker.ipc.messages import StepModes
 from fairlead_worker.platform.cores import engine_threads
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fairlead_worker.execution.encoder_runner import EncoderRunner
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.lora.adapters import AdapterSet
     from fairlead_worker.model.loader import LoadedModel, Locate
@@ -55,6 +58,56 @@ def load(
         cache=cache,
         group=group,
         locate=locate or resolve,
+    )
+
+
+def build_encoder(config: WorkerConfig, folder: "Path", progress: "Progress") -> "EncoderRunner":
+    """Load the encoder in `folder` and build its runner. Raises ModelLoadError, also for flags that only decoders have."""
+    import torch
+
+    from fairlead_worker.errors import ModelLoadError
+    from fairlead_worker.execution.encoder_runner import EncoderRunner
+    from fairlead_worker.model.encoder import load_encoder
+
+    flags = {
+        f"--quantization {config.quantization}": config.quantization != "none",
+        "--deterministic": config.deterministic,
+        "--speculative-config": config.speculative_config is not None,
+        "--lora-modules": bool(config.lora_modules),
+    }
+    if wrong := [flag for flag, is_set in flags.items() if is_set]:
+        raise ModelLoadError(config.model, f"{', '.join(wrong)}: not supported for an encoder; leave it out")
+    torch.set_num_threads(config.threads or engine_threads())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load_encoder(
+        config.model,
+        folder,
+        dtype=config.dtype,
+        device=device,
+        max_model_len=config.max_model_len,
+        pooling=config.pooling,
+        matryoshka=config.matryoshka,
+        progress=progress,
+    )
+    return EncoderRunner(loaded)
+
+
+def encoder_steps(config: WorkerConfig, max_model_len: int) -> "SchedulerConfig":
+    """Return the scheduler's configuration for an encoder: about a second of whole texts a step, of any prefix, and nothing cached."""
+    from fairlead_worker.scheduler.config import SchedulerConfig
+
+    return SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        chunked_prefill_size=config.chunked_prefill_size,
+        idle_prefill_chunks=config.limits.idle_prefill_chunks,
+        max_prefill_tokens=config.max_prefill_tokens,
+        prefill_max_requests=config.prefill_max_requests,
+        policy=config.scheduling_policy,
+        generates=False,
+        keeps_kv=False,
+        dedupe_tokens=0,
+        promise_limit=0,
     )
 
 

@@ -21,10 +21,20 @@ import msgspec
 
 from fairlead_common.memory import trim_heap
 from fairlead_common.telemetry.logs import configure_logging
-from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, build_runner, choose_modes, describe_error, load, scheduler_config
+from fairlead_worker.build import (
+    SELF_EXPLANATORY,
+    build_adapters,
+    build_encoder,
+    build_runner,
+    choose_modes,
+    describe_error,
+    encoder_steps,
+    load,
+    scheduler_config,
+)
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.api_files import read_file
-from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready
+from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready, StepModes
 from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
+    from fairlead_worker.execution.encoder_runner import EncoderRunner
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.sampling.grammars import Grammars
     from fairlead_worker.scheduler.scheduler import Scheduler
@@ -103,6 +114,7 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     from fairlead_worker.engine.overlap import run_overlapped
     from fairlead_worker.engine.request_timer import RequestTimer
     from fairlead_worker.execution.overlap import OverlappedRunner
+    from fairlead_worker.execution.runner import ModelRunner
 
     try:
         timer = RequestTimer(_open_trace(config, ready))
@@ -116,14 +128,16 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     trim_heap()  # 240 MiB of a load with Gemma's vocabulary
     end.send(ready)
     try:
-        if ready.modes.overlap == "on":
+        if ready.modes.overlap == "on" and isinstance(runner, ModelRunner):
             return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
         return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
     finally:
         timer.close()
 
 
-def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, Adapters | None]":
+def build(
+    config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None
+) -> "tuple[Scheduler, ModelRunner | EncoderRunner, Ready, Adapters | None]":
     """Build scheduler, runner and adapters from the configuration, and report progress. The first phase, importing torch, takes seconds."""
     end.send(Loading(phase="imports", percent=0))
     from fairlead_worker.model.lean import import_transformers
@@ -136,6 +150,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
+    from fairlead_worker.model.encoder import is_encoder
     from fairlead_worker.model.generation_config import find_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
     from fairlead_worker.platform.isa import cpu_level
@@ -143,11 +158,15 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.sharding.group import check_devices
     from fairlead_worker.weights.cache import ModelCache
+    from fairlead_worker.weights.uri import resolve
 
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     group = None
     if ranks is None:
-        loaded = load(config, _progress_reporter(end), cache)
+        folder = resolve(config.model, _progress_reporter(end), cache)
+        if is_encoder(folder):
+            return *_build_encoder(config, end, folder), None
+        loaded = load(config, _progress_reporter(end), cache, locate=lambda *_: folder)
     else:
         check_devices(config)
         group = ranks.join()
@@ -166,10 +185,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora_modules), detail=name))
         assert adapters is not None, "the configuration allows no more adapters than --max-loras"
-        folder = adapter_folder(name, uri, _progress_reporter(end, f"of adapter {name}"), cache)
+        files = adapter_folder(name, uri, _progress_reporter(end, f"of adapter {name}"), cache)
         if ranks is not None:
-            ranks.fetched(number, folder)
-        adapters.load(number, name, uri, folder)
+            ranks.fetched(number, files)
+        adapters.load(number, name, uri, files)
     if config.deterministic:
         from fairlead_worker.execution.batch_invariance import check_invariance, configure_torch
         from fairlead_worker.model.fixed_rows import fix_rows
@@ -214,6 +233,42 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         generates=loaded.generates,
     )
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
+
+
+def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple[Scheduler, EncoderRunner, Ready]":
+    """Build scheduler and runner of an encoder. It has no KV: the pages are only counted, and suffice for every step."""
+    from fairlead_index.hashing import extend
+    from fairlead_worker.cache.pages import PagePool
+    from fairlead_worker.cache.prefix import PrefixCache
+    from fairlead_worker.engine.warmup import warm_up
+    from fairlead_worker.platform.isa import cpu_level
+    from fairlead_worker.scheduler.limits import StepLimits
+    from fairlead_worker.scheduler.scheduler import Scheduler
+
+    runner = build_encoder(config, folder, _progress_reporter(end))
+    loaded, page_size = runner.loaded, config.page_size
+    steps = encoder_steps(config, loaded.max_model_len)
+    pages = -(-StepLimits.from_config(steps, page_size).prefill // page_size) + steps.max_num_seqs
+    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, page_size), config.block_tokens, extend))
+    end.send(Loading(phase="warmup", percent=0))
+    warm_up(scheduler, runner, loaded.max_model_len)
+    off = "off: an encoder has no decodes"
+    ready = Ready(
+        max_model_len=loaded.max_model_len,
+        page_size=page_size,
+        pages=pages,
+        model_digest=loaded.digest,
+        vocabulary_size=loaded.vocabulary_size,
+        backend=type(loaded.model).__name__,
+        cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
+        modes=StepModes(cuda_graphs=off, overlap=off, piecewise_graphs=off),
+        prompt_format=msgspec.json.encode(_load_prompt_format(config, folder, loaded.digest, loaded.max_model_len)),
+        pooling=loaded.pooling,
+        generates=False,
+        is_encoder=True,
+        classifier=loaded.classifier,
+    )
+    return scheduler, runner, ready
 
 
 def _progress_reporter(end: EngineEnd, detail: str = "") -> "Progress":

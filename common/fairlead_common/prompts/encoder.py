@@ -18,6 +18,7 @@ from fairlead_common.prompts.content_parts import json_type
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.min_tokens import MinTokenCounter
 from fairlead_common.prompts.split_points import SplitPoints, find_affixes
+from fairlead_common.prompts.text_template import TextTemplate
 from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_common.prompts.token_texts import TokenTexts
 from fairlead_common.truncate import truncate
@@ -107,6 +108,7 @@ class PromptEncoder:
         self._affixes = find_affixes(self._tokenizer) if cache is not None else None
         self._token_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         """By `skip_special_tokens`: the texts of single tokens, at most one entry for each token of the vocabulary."""
+        self._templates: dict[int, TextTemplate] = {}
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
         self._of_request = lru_cache(REQUEST_TEMPLATES)(lambda template: chat.ChatRenderer(template, format.special_tokens))
@@ -139,6 +141,15 @@ class PromptEncoder:
             raise
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
             raise PromptError("prompt", f"cannot be tokenized: {truncate(error)}") from error
+
+    def template(self, texts: int) -> TextTemplate:
+        """Return the tokenizer's template for one text or a pair. Raises PromptError if it has none."""
+        if texts not in self._templates:
+            try:
+                self._templates[texts] = TextTemplate.probe(self._tokenizer, texts)
+            except Exception as error:  # tokenizers raises bare Exception
+                raise PromptError("prompt", f"the tokenizer has no template for {texts} texts: {truncate(error)}") from error
+        return self._templates[texts]
 
     def _check_length(self, text: str, max_tokens: int) -> None:
         """Raise PromptTooLong for a text that is certainly too long: by its letters and digits, or by its pieces.

@@ -11,11 +11,15 @@ EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/score", "/v1/score")
 RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
 """`/v1` as in Jina's API, `/v2` as in Cohere's."""
+CLASSIFICATIONS = ("/classify", "/v1/classify")
+"""vLLM's path, and SGLang's."""
 POOLING = "/pooling"
 """vLLM's form of embeddings."""
-POOLED = (EMBEDDINGS, POOLING, *SCORES, *RERANKS)
+POOLED = (EMBEDDINGS, POOLING, *SCORES, *RERANKS, *CLASSIFICATIONS)
 """Paths whose responses are computed from pooled hidden states. They generate no text."""
 INVOCATIONS = "/invocations"
 """SageMaker's only inference path: the fields of the body choose the API. Only workers serve it."""
 NO_GENERATION = "generation_not_served"
 """Error code of the 400 that a model without a language model head returns for every other path."""
+NO_EMBEDDINGS = "embeddings_not_served"
+"""Error code of the 400 that a classifier returns for embeddings."""

@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
+from fairlead_common.protocols.paths import CLASSIFICATIONS, EMBEDDINGS, NO_EMBEDDINGS, NO_GENERATION
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import ObservedLoading
@@ -95,7 +95,7 @@ class Prober:
         except (*_FAILURES, ValueError) as error:
             return f"{url}: {type(error).__name__}: {error}"
         if status == 400 and NO_GENERATION in text:
-            return await self._embed(f"{base}{EMBEDDINGS}", target.model)
+            return await self._embed(base, target.model)
         if status != 200:
             return f"{url} answered {status}: {text[:300]}"
         try:
@@ -105,11 +105,15 @@ class Prober:
             return f"{url} answered 200 without choices: {text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
 
-    async def _embed(self, url: str, model: str) -> str:
-        """Probe a model without a head by an embedding. Returns as `complete` does."""
+    async def _embed(self, base: str, model: str) -> str:
+        """Probe a model that generates nothing by an embedding, or a classifier by a class. Returns as `complete` does."""
+        url, body = f"{base}{EMBEDDINGS}", {"model": model, "input": PROMPT}
         try:
             async with self._completions:
-                status, text = await self._request("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
+                status, text = await self._request("POST", url, body, TIMEOUT)
+                if status == 400 and NO_EMBEDDINGS in text:
+                    url = f"{base}{CLASSIFICATIONS[0]}"
+                    status, text = await self._request("POST", url, body, TIMEOUT)
             return "" if status == 200 and json.loads(text)["data"] else f"{url} answered {status}: {text[:300]}"
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ import asyncio
 from time import monotonic
 
 from fairlead_common.http.response import Reply
-from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
+from fairlead_common.protocols.paths import CLASSIFICATIONS, EMBEDDINGS, NO_EMBEDDINGS, NO_GENERATION
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.client_request import Call, RequestHead
@@ -19,7 +19,7 @@ PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
 _BODY = b'{"prompt": "Ready?", "max_tokens": 1, "temperature": 0}'
 _TEXT = b'{"input": "Ready?"}'
-"""Probe of an embedding model, which refuses generation with `NO_GENERATION`."""
+"""Probe of an embedding model, which refuses generation with `NO_GENERATION`, or of a classifier, which refuses `NO_EMBEDDINGS` too."""
 
 
 class _BufferedReply(Reply):
@@ -71,7 +71,10 @@ class Probe:
 
     async def _complete(self) -> tuple[int, bytes]:
         status, body = await self._post("/v1/completions", _BODY)
-        return await self._post(EMBEDDINGS, _TEXT) if status == 400 and NO_GENERATION.encode() in body else (status, body)
+        for code, path in ((NO_GENERATION, EMBEDDINGS), (NO_EMBEDDINGS, CLASSIFICATIONS[0])):
+            if status == 400 and code.encode() in body:
+                status, body = await self._post(path, _TEXT)
+        return status, body
 
     async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         kind = (b"content-type", b"application/json")

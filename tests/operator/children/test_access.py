@@ -94,7 +94,8 @@ def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_a_model_without_a_head_is_probed_by_an_embedding(keyed: bool) -> None:
+@pytest.mark.parametrize("classifies", [False, True])
+async def test_a_model_without_a_head_is_probed_by_an_embedding_or_a_class(keyed: bool, classifies: bool) -> None:
     """With keys, the router's own probe embeds; without keys, the operator probes."""
     asked = []
 
@@ -102,10 +103,12 @@ async def test_a_model_without_a_head_is_probed_by_an_embedding(keyed: bool) -> 
         asked.append(path)
         if path == "/v1/completions":
             return 400, {"error": {"code": "generation_not_served"}}
+        if path == "/v1/embeddings" and classifies:
+            return 400, {"error": {"code": "embeddings_not_served"}}
         return 200, {"object": "list", "data": [{"index": 0}]}
 
     with StubServer(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(ProbeTarget.of(service(**(KEYS if keyed else {})))) == ""
         await prober.close()
-    assert asked == (["/health", "/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])
+    assert asked == (["/health", "/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings", *["/classify"] * classifies])

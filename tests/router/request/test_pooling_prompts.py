@@ -5,7 +5,7 @@ import pytest
 from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION, POOLED
+from fairlead_common.protocols.paths import CLASSIFICATIONS, EMBEDDINGS, NO_EMBEDDINGS, NO_GENERATION, POOLED
 
 TEXT = "a ring that guides a rope " * 20
 
@@ -50,14 +50,16 @@ async def test_invalid_pooling_requests_are_refused_by_the_worker(fleet: Fleet) 
     assert all(received.tokens is None for received in worker.received) and len(worker.received) == 7
 
 
-async def test_the_probe_sends_an_embedding_where_the_model_has_no_lm_head(fleet: Fleet) -> None:
+@pytest.mark.parametrize("served", [EMBEDDINGS, CLASSIFICATIONS[0]])
+async def test_the_probe_sends_what_a_model_without_lm_head_serves(served: str, fleet: Fleet) -> None:
     async def headless(exchange: Exchange) -> None:
-        if exchange.request.path == EMBEDDINGS:
+        path = exchange.request.path
+        if path == served:
             await whole(exchange)
         else:
-            await exchange.whole(400, {"error": {"message": "no head", "code": NO_GENERATION}})
+            await exchange.whole(400, {"error": {"message": "no head", "code": NO_EMBEDDINGS if path == EMBEDDINGS else NO_GENERATION}})
 
     worker = await fleet.worker(behaviour=headless)
     router = await fleet.router(worker)
     assert (await router.client.get("/fairlead/probe")).status_code == 200
-    assert [received.path for received in worker.received] == ["/v1/completions", EMBEDDINGS]
+    assert [received.path for received in worker.received] == list(dict.fromkeys(["/v1/completions", EMBEDDINGS, served]))

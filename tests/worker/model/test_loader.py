@@ -123,7 +123,7 @@ def unknown_type(folder: Path) -> None:
 
 
 def encoder_type(folder: Path) -> None:
-    edit(folder / "config.json", model_type="xlm-roberta", architectures=["XLMRobertaModel"])
+    edit(folder / "config.json", model_type="deberta-v2", architectures=["DebertaV2Model"])
 
 
 def spoil_numbers(folder: Path) -> None:
@@ -150,7 +150,7 @@ def quantize(folder: Path) -> None:
         (unknown_type, r"unsupported architecture: transformers has no causal LM for model_type 'telepathy'"),
         (
             encoder_type,
-            r"unsupported architecture: XLMRobertaModel has an encoder \(model_type 'xlm-roberta'\), and only decoders are served",
+            r"unsupported architecture: DebertaV2Model has an encoder \(model_type 'deberta-v2'\), and the encoders served are bert, ",
         ),
         (quantize, r"its config.json says awq, and no file has a tensor that ends with .qweight"),
     ],

@@ -90,8 +90,8 @@ class WorkerConfig(BaseSettings):
         bool, flag("Chat and embeddings", "accept chat_template in requests. A template is a program: enable it only for trusted clients")
     ] = False
     pooling: Annotated[
-        Literal["auto", "last", "mean", "none"],
-        flag("Chat and embeddings", "pooling of embeddings; auto: from the model's files, else last; none: no embeddings"),
+        Literal["auto", "last", "mean", "cls", "none"],
+        flag("Chat and embeddings", "pooling of embeddings; auto: from the model's files, else last (encoders: mean); none: no embeddings"),
     ] = "auto"
     matryoshka: Annotated[
         bool, flag("Chat and embeddings", "accept `dimensions` for embeddings even if the model's config does not allow it")

@@ -9,8 +9,10 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-PoolingKind = Literal["last", "mean"]
-"""How the hidden states of a prompt are pooled: the last token's, or the mean of all."""
+PoolingKind = Literal["last", "mean", "cls"]
+"""How the hidden states of a prompt are pooled: the last token's, the mean of all, or (encoders) the first token's."""
+Activation = Literal["sigmoid", "softmax", "none"]
+"""What turns the logits of a classifier into its scores."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
@@ -95,8 +97,10 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Number of a loaded adapter; 0: the model itself."""
     grammar: str = ""
     """Constraint on the output, as lowered by `grammar/constraint.py`; empty: none."""
-    pooling: PoolingKind | None = None
-    """Return pooled hidden states instead of output tokens; `sampling` is ignored."""
+    pooling: PoolingKind | Literal["classify"] | None = None
+    """Return pooled hidden states, or the logits of a classifier, instead of output tokens; `sampling` is ignored."""
+    second: int = 0
+    """Where the second text of a pair begins, for models that tell the two apart (token types); 0: one text."""
     received_at: float = 0.0
     """When the API process received it, in `time.monotonic` seconds (one clock for all processes); 0: unknown. The engine reads messages
     between steps, so the request may have waited for one step already."""
@@ -204,7 +208,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Set with the first token if requested: one entry for each prompt token from the second on."""
     embedding: bytes = b""
-    """The pooled hidden states, float32, of unit length: the only output of a request with `pooling`."""
+    """The pooled hidden states, float32, of unit length, or the logits of a classifier: the only output of a request with `pooling`."""
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -357,6 +361,13 @@ class Pooling(msgspec.Struct, frozen=True):
     """Embeddings may be truncated to these lengths only."""
 
 
+class Classifier(msgspec.Struct, frozen=True):
+    """The head of a classifier. One with a single label is a reranker (cross-encoder)."""
+
+    labels: tuple[str, ...]
+    activation: Activation
+
+
 class StepModes(msgspec.Struct, frozen=True):
     """How the engine runs its steps."""
 
@@ -397,7 +408,11 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Adapters of `--lora-modules`."""
     pooling: Pooling = Pooling()
     generates: bool = True
-    """False: the model has no language model head and serves embeddings only."""
+    """False: the model has no language model head and serves embeddings, scores or classes only."""
+    is_encoder: bool = False
+    """Whether each token attends to all others: no KV, and the tokenizer's special tokens belong to each text."""
+    classifier: Classifier | None = None
+    """The head of a classifier; it makes no embeddings."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

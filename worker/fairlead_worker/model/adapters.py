@@ -7,6 +7,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from fairlead_worker.model.families.registry import FAMILIES
 from fairlead_worker.plugins import MODEL_GROUP, Plugin, find_plugin, refuse
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ def describe_unsupported(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         name = next(iter(config.get("architectures") or ()), kind)
-        served = "only decoders are served, also for embeddings: choose one such as Qwen/Qwen3-Embedding-0.6B"
-        return f"{name} has an encoder (model_type {kind!r}), and {served}"
+        if kind in FAMILIES:
+            return f"{name} is an encoder, which is served by one process: leave out --tensor-parallel-size"
+        return f"{name} has an encoder (model_type {kind!r}), and the encoders served are {', '.join(sorted(FAMILIES))}"
     return f"transformers has no causal LM for model_type {kind!r}, and no installed package registers one"
 
 

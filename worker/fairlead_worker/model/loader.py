@@ -162,7 +162,7 @@ def load_model(
     blocks, in_blocks = find_gguf(folder), False
     if blocks is not None:
         _check_gguf(uri, quantization, ranks)
-    files = [] if blocks is not None else _check_weights(uri, folder)
+    files = [] if blocks is not None else check_weights(uri, folder)
     named: dict[str, Any] = {}
     keeps, experts, packed = False, None, None
     if stored:
@@ -310,7 +310,7 @@ def _check_gguf(uri: str, quantization: str, ranks: int) -> None:
         raise ModelLoadError(uri, f"--tensor-parallel-size {ranks} is not supported for a GGUF file; serve the model's safetensors")
 
 
-def _check_weights(uri: str, folder: Path) -> list[str]:
+def check_weights(uri: str, folder: Path) -> list[str]:
     """Return the files that hold the weights. Raises ModelLoadError."""
     present = {path.name for path in folder.glob("*.safetensors")}
     index = folder / "model.safetensors.index.json"

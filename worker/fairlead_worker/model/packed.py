@@ -71,13 +71,13 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
+def pack_linears(model: nn.Module, quantization: str = "none") -> int:
     """Replace the linear layers of `model` (on a CPU) in place; return how many. Each is compared with the layer that it replaces.
 
     Layers are packed one after the other, so that memory peaks at one layer above the model. quantization: none, int8 or int4; int8
     and int4 need the native library. The head may keep more bits (HEAD_BITS).
     """
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     # Parents and names only: a list of the layers would keep their weights alive.
     sites = [
         (parent, name, HEAD_BITS.get(quantization, quantization) if child is head else quantization)
@@ -90,7 +90,9 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
         logger.warning(
             "%s: no linear layer can be packed: torch computes them, which is slow on a CPU (%s)",
             type(model).__name__,
-            "--dtype bfloat16 or float32 is faster" if model.dtype not in DTYPES else "their weights are of a library's own kind",
+            "--dtype bfloat16 or float32 is faster"
+            if next(model.parameters()).dtype not in DTYPES
+            else "their weights are of a library's own kind",
         )
         return 0
     make = maker_for([_weight(getattr(parent, name)) for parent, name, _ in sites], [kind for _, _, kind in sites])

@@ -44,14 +44,14 @@ class StepBudget:
         `background`: the prefill of the step beyond which no background prompt is added; None: no limit."""
         self._background = background
         self._chunk = max(config.chunked_prefill_size, page_size)
-        self._chunking = config.chunked_prefill_size > 0
+        self._chunking = config.chunked_prefill_size > 0 and config.keeps_kv
         self._page_size = page_size
         self._prefill_budget = prefill_budget
         self._max_requests = config.prefill_max_requests
         self.left = config.max_prefill_tokens
         if prefill_budget is not None:
             self.left = max(min(prefill_budget.limit, self.left), page_size)
-        elif self._chunking:
+        elif config.chunked_prefill_size > 0:
             chunk = idle or max(config.chunked_prefill_size - decodes, least_chunk(config, page_size))
             self.left = max(min(chunk, self.left), page_size)
         self.spent = self.prompts = 0

@@ -39,6 +39,8 @@ class SchedulerConfig:
     """The runner can return logprobs and hidden states of prompt tokens."""
     generates: bool = True
     """The model has a language-model head."""
+    keeps_kv: bool = True
+    """False: an encoder. Its texts are computed whole, each in one step, and nothing of them is cached."""
     speculative_method: SpeculativeMethod = "none"
     """Source of draft tokens: n-gram lookup in the request's own text, or the runner's draft model."""
     speculative_num_tokens: int = 5

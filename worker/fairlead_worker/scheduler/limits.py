@@ -28,7 +28,7 @@ class StepLimits:
             pass  # a chunk may grow up to max_prefill_tokens
         elif config.chunked_prefill_size > 0:
             prefill = min(prefill, config.chunked_prefill_size * config.idle_prefill_chunks)
-        else:
+        if config.chunked_prefill_size <= 0 or not config.keeps_kv:
             prefill = max(prefill, config.max_model_len)  # a longer prompt gets a step of its own
         return cls(max(prefill, page_size), config.max_num_seqs * _rows_per_decode(config), config.max_model_len)
 

@@ -1,5 +1,7 @@
 """The pooled hidden states of one prompt, summed chunk by chunk. `execution/pooling.py` computes the sums."""
 
+from typing import Literal
+
 from fairlead_worker.ipc.messages import PoolingKind
 
 
@@ -8,7 +10,7 @@ class Pool:
 
     __slots__ = ("_length", "kind", "pooled", "sum")
 
-    def __init__(self, kind: PoolingKind, length: int) -> None:
+    def __init__(self, kind: PoolingKind | Literal["classify"], length: int) -> None:
         """`length`: tokens of the prompt."""
         self.kind = kind
         self.pooled = 0

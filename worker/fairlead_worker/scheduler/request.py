@@ -74,6 +74,8 @@ class Request:
     """Tokens of prompt and output at which the request ends with "length": from max_tokens and the model's longest sequence."""
     pool: Pool | None = None
     """Pools the hidden states: the request has no output and ends with its prompt. None: the request generates."""
+    second: int = 0
+    """Where the second text of a pair begins; 0: one text."""
     computed: int = 0
     """Leading tokens whose KV is in this request's pages."""
     unread: int = 0

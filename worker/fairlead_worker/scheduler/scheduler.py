@@ -237,7 +237,8 @@ class Scheduler:
 
         Called once per block, because the index cannot represent less: publishing per page would cost more without any benefit.
         """
-        self.cache.publish(lease_of(request), request.tokens, request.computed)
+        if self.config.keeps_kv:
+            self.cache.publish(lease_of(request), request.tokens, request.computed)
 
     def finish(self, request: Request) -> None:
         """Remove a running request that ended. Its pages become free now, or when the step in flight ends."""

@@ -34,7 +34,7 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
     if message.pooling is not None:
         return _validate_pooled(message, tokens, arrival, config, pages, page_size)
     if not config.generates:
-        raise InvalidRequest("this model has no language-modelling head: it makes embeddings, and no text")
+        raise InvalidRequest("this model has no language-modelling head: it makes embeddings, scores or classes, and no text")
     if sampling.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {sampling.max_tokens}")
     if sampling.prompt_logprobs is not None and not config.prompt_logprobs:
@@ -88,4 +88,5 @@ def _validate_pooled(message: Submit, tokens: "array[int]", arrival: int, config
         adapter=message.adapter,
         length_limit=prompt,
         pool=Pool(message.pooling, prompt),
+        second=message.second,
     )

@@ -1,4 +1,4 @@
-"""Answers of embeddings, scores and reranking."""
+"""Answers of embeddings, scores, reranking and classification."""
 
 from typing import Literal
 
@@ -58,7 +58,7 @@ class Score(Answer, kw_only=True):
     index: int
     object: Literal["score"] = "score"
     score: float
-    """The cosine of the two embeddings."""
+    """What a reranker says of the pair, else the cosine of the two embeddings."""
 
 
 class ScoreList(Answer, kw_only=True):
@@ -89,9 +89,31 @@ class RankedDocument(Answer):
 
 
 class Ranking(Answer):
-    """Documents, the most similar first."""
+    """Documents, those with the highest score first."""
 
     id: str
     model: str
     results: list[RankedDocument]
+    usage: PromptUsage
+
+
+class Classification(Answer):
+    """The class of one text."""
+
+    index: int
+    label: str
+    """The most likely label, by the model's `id2label`."""
+    probs: list[float]
+    """Of each label, in the model's order; logits with `use_activation: false`."""
+    num_classes: int
+
+
+class ClassificationList(Answer, kw_only=True):
+    """Classes in the order of the input, in vLLM's form."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classification]
     usage: PromptUsage

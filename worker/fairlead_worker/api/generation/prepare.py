@@ -143,11 +143,18 @@ def prepare(
     )
 
 
+def check_generates(worker: Worker) -> None:
+    """Raise ApiError 400 if the model has no language-modelling head."""
+    if not worker.ready.generates:
+        uses = "it makes embeddings (/v1/embeddings), and no text"
+        if worker.ready.classifier is not None:
+            uses = "it scores texts (/score, /rerank) or classifies them (/classify)"
+        raise invalid(f"this model has no language-modelling head: {uses}", param="model", code=NO_GENERATION)
+
+
 def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampling:
     """Return the request's sampling parameters for this model. Raise ApiError 400 if the model cannot apply them."""
-    if not worker.ready.generates:
-        message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
-        raise invalid(message, param="model", code=NO_GENERATION)
+    check_generates(worker)
     base = sampling_request.sampling
     if sampling_request.bad_words:
         base = msgspec.structs.replace(

@@ -26,7 +26,7 @@ from fairlead_worker.api.answers.completions import (
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
-from fairlead_worker.api.generation.prepare import GenerationRequest, prepare, resolve_sampling
+from fairlead_worker.api.generation.prepare import GenerationRequest, check_generates, prepare, resolve_sampling
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
@@ -166,6 +166,7 @@ async def check_chat(
     `prompt_tokens`: the prompt's token ids if the router has tokenized it. `size`: bytes of the body. `bounded`: refuse a prompt that is
     certainly too long before it is tokenized. Raises ApiError 400.
     """
+    check_generates(worker)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
     origin = read_origin(context, request.cache_salt, request.priority, request.user)
     sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)

@@ -34,7 +34,7 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     if request.messages is not None:
         inputs: list[tuple[str, TextOrTokens]] = [("messages", await _encode_messages(worker, context, request, len(body)))]
     else:
-        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
+        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else list_inputs(request.input, ", or messages")
     result = await compute_embeddings(worker, context, request, inputs)
 
     def document() -> bytes:
@@ -81,10 +81,13 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
     )
 
 
-def _list_inputs(given: str | Sequence[Any] | None) -> list[tuple[str, TextOrTokens]]:
-    """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
+def list_inputs(given: str | Sequence[Any] | None, other: str = "") -> list[tuple[str, TextOrTokens]]:
+    """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several.
+
+    `other`: what can be given instead.
+    """
     if given is None or (not isinstance(given, str) and not given):
-        raise invalid("input: is missing; give a string, token ids, a list of either, or messages", param="input")
+        raise invalid(f"input: is missing; give a string, token ids, or a list of either{other}", param="input")
     if isinstance(given, str) or all(isinstance(token, int) for token in given):
         return [("input", given)]
     if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):

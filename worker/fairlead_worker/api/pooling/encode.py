@@ -1,14 +1,16 @@
-"""Compute the pooled vectors of texts in the engine, for embeddings, scores and reranking."""
+"""Compute the pooled vectors or the logits of texts in the engine, for embeddings, scores, reranking and classification."""
 
 import logging
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
+from fairlead_common.protocols.paths import NO_EMBEDDINGS
 from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.answers.completions import PromptTokensDetails
 from fairlead_worker.api.answers.pooling import PromptUsage
@@ -21,7 +23,7 @@ from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import Output, Pooling, Sampling, Submit, Timing
+from fairlead_worker.ipc.messages import Output, Pooling, PoolingKind, Sampling, Submit, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +34,25 @@ TextOrTokens = str | Sequence[int]
 """A text, or its token ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two texts that a reranker reads as one input."""
+
+    first: str
+    second: str
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+
 @dataclass(slots=True)
 class PooledTexts:
-    """Texts and, in the same order, their vectors."""
+    """Texts and, in the same order, their vectors or logits."""
 
     model: str
     texts: "Sequence[array[int]]"
     vectors: "list[array[float]]" = field(default_factory=list)
-    """Each of unit length."""
+    """Embeddings have unit length."""
     cached_tokens: int = 0
 
     def usage(self) -> PromptUsage:
@@ -55,30 +68,45 @@ def get_pooling(worker: Worker) -> Pooling:
     """Return the model's pooling. Raise ApiError 400 if the model makes no embeddings."""
     pooling = worker.ready.pooling
     if pooling.kind is None:
-        raise invalid(f"this model makes no embeddings: {pooling.refused}", code="embeddings_not_served")
+        raise invalid(f"this model makes no embeddings: {pooling.refused}", code=NO_EMBEDDINGS)
     return pooling
 
 
 async def compute_embeddings(
     worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, TextOrTokens]]
 ) -> PooledTexts:
-    """Return the vectors of `texts`, which come with the names of their fields (`input[3]`). Abort them if the client disconnects.
+    """Return the vectors of `texts`, as `compute` does."""
+    return await compute(worker, context, request, texts, get_pooling(worker).kind)
+
+
+async def compute(
+    worker: Worker,
+    context: RequestContext,
+    request: PooledRequest,
+    texts: Sequence[tuple[str, TextOrTokens | Pair]],
+    kind: PoolingKind | Literal["classify"] | None,
+) -> PooledTexts:
+    """Return what the engine makes of `texts`, which come with the names of their fields (`input[3]`). Abort them if the client
+    disconnects.
 
     Raise ApiError: 400 that names the field, or any error of other requests.
     """
     model = worker.check_model(request.model)
-    kind = get_pooling(worker).kind
     if len(texts) > MAX_TEXTS:
         name = texts[-1][0].partition("[")[0]
         raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
     origin = read_origin(context, request.cache_salt, request.priority, request.user)
     size = sum(len(text) for _, text in texts)
-    tokens = await worker.encode(lambda: [_tokens(worker, request, name, text, origin.salt) for name, text in texts], size)
+    firsts: dict[str, array[int]] = {}
+    encoded = await worker.encode(lambda: [_tokens(worker, request, name, text, origin.salt, firsts) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
         root = worker.root_of(adapter.digest if adapter else "", origin.salt)
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
-        submits = [Submit("", each.tobytes(), sampling, root, origin.priority, origin.tenant, number, pooling=kind) for each in tokens]
-        run = PoolingRun(worker, PooledTexts(model, tokens), context.span)
+        submits = [
+            Submit("", tokens.tobytes(), sampling, root, origin.priority, origin.tenant, number, pooling=kind, second=second)
+            for tokens, second in encoded
+        ]
+        run = PoolingRun(worker, PooledTexts(model, [tokens for tokens, _ in encoded]), context.span)
         try:
             await context.while_connected(run.execute(submits))
         except ClientGone:
@@ -89,16 +117,36 @@ async def compute_embeddings(
         return run.result
 
 
-def _tokens(worker: Worker, request: PooledRequest, name: str, text: TextOrTokens, salt: str) -> "array[int]":
-    """Tokenize a text, truncate it if the request wants that, and check its vocabulary and length."""
+def _tokens(
+    worker: Worker, request: PooledRequest, name: str, text: TextOrTokens | Pair, salt: str, firsts: "dict[str, array[int]]"
+) -> "tuple[array[int], int]":
+    """Tokenize a text, truncate it if the request wants that, and check its vocabulary and length.
+
+    Return the tokens, and where the second text of a pair begins. An encoder's text keeps the special tokens around it when it is cut.
+    `firsts`: first texts of pairs that are tokenized already: a query of a megabyte may have 2,047 documents.
+    """
     field, most, wanted = name.partition("[")[0], worker.max_model_len, request.truncate_prompt_tokens
 
     def refusal(tokens: str) -> ApiError:
         return too_long(f"{name} is too long: it has {tokens} tokens; shorten or split it, or set truncate_prompt_tokens", most, field)
 
-    try:
+    def encode(text: str, add_special_tokens: bool) -> "array[int]":
         known = worker.max_countable_tokens if wanted is not None else most
-        tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=known) if isinstance(text, str) else array("I", text)
+        return worker.encoder.encode_text(text, add_special_tokens, salt, known)
+
+    try:
+        second = 0
+        if isinstance(text, Pair) or (worker.ready.is_encoder and wanted is not None and isinstance(text, str)):
+            limit = None if wanted is None else most if wanted < 0 else min(wanted, most)
+            parts = [encode(text, False)] if isinstance(text, str) else [firsts.get(text.first) or encode(text.first, False)]
+            if isinstance(text, Pair):
+                firsts[text.first] = parts[0]
+                parts.append(encode(text.second, False))
+            tokens, second = worker.encoder.template(len(parts)).join(parts, limit, request.truncation_side == "left")
+        elif isinstance(text, str):
+            tokens = encode(text, True)
+        else:
+            tokens = array("I", text)
     except PromptTooLong as error:
         raise refusal(f"at least {error.min_tokens}") from error
     except PromptError as error:
@@ -108,7 +156,7 @@ def _tokens(worker: Worker, request: PooledRequest, name: str, text: TextOrToken
     worker.check_tokens(tokens, name)
     if len(tokens) > most:
         raise refusal(str(len(tokens)))
-    return tokens
+    return tokens, second
 
 
 @dataclass(slots=True)

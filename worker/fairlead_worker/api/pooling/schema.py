@@ -54,6 +54,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
     items: str | list[str] | None = None
+    use_activation: bool | None = None
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -65,3 +66,9 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     documents: list[str | Document] | None = None
     top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None
+    use_activation: bool | None = None
+
+
+class ClassifyRequest(PooledRequest, frozen=True, kw_only=True):
+    input: str | list[str | TokenId | list[TokenId]] | None = None
+    use_activation: bool | None = None

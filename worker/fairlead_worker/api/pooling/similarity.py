@@ -1,4 +1,4 @@
-"""`POST /score` and `/rerank`: similarity of texts by the cosine of their embeddings, as vLLM answers for embedding models."""
+"""`POST /score` and `/rerank`, as vLLM answers them: a reranker reads both texts as one input; else the cosine of their embeddings."""
 
 import asyncio
 import time
@@ -10,7 +10,8 @@ from msgspec import UNSET
 from fairlead_worker.api.answers.pooling import RankedDocument, RankedText, Ranking, Score, ScoreList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute_embeddings
+from fairlead_worker.api.pooling.classify import compute_scores
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, Pair, PooledTexts, compute_embeddings
 from fairlead_worker.api.pooling.schema import RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
@@ -26,9 +27,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
     if len(first) not in (1, len(second)):
         message = f"{left_name}: has {len(first)} texts and {right_name} {len(second)}; give one, or as many as {right_name}"
         raise invalid(message, param=left_name)
-    result = await compute_embeddings(worker, context, request, first + second)
-    left, right = result.vectors[: len(first)], result.vectors[len(first) :]
-    scores = await _compute_cosines(left, right)
+    result, scores = await _compare(worker, context, request, first, second)
     data = [Score(index=index, score=score) for index, score in enumerate(scores)]
     id, now = f"score-{context.request_id}", int(time.time())
     answer = ScoreList(id=id, created=now, model=result.model, data=data, usage=result.usage())
@@ -36,7 +35,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
 
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
-    """Rank the documents by similarity to the query."""
+    """Rank the documents by their scores with the query."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), RerankRequest)
     if request.query is None:
         raise invalid("query: is missing", param="query")
@@ -44,14 +43,34 @@ async def rerank(worker: Worker, context: RequestContext) -> None:
         raise invalid("documents: is missing; give a list of texts", param="documents")
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     named = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
-    result = await compute_embeddings(worker, context, request, [("query", request.query), *named])
-    query, *others = result.vectors
-    scores = await _compute_cosines([query], others)
+    result, scores = await _compare(worker, context, request, [("query", request.query)], named)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     results = [
         RankedDocument(index, scores[index], UNSET if request.return_documents is False else RankedText(texts[index])) for index in best
     ]
     await context.respond_json(Ranking(f"rerank-{context.request_id}", result.model, results, result.usage()), result.headers())
+
+
+async def _compare(
+    worker: Worker,
+    context: RequestContext,
+    request: ScoreRequest | RerankRequest,
+    first: Sequence[tuple[str, str]],
+    second: Sequence[tuple[str, str]],
+) -> tuple[PooledTexts, list[float]]:
+    """Return the score of each text of `second` with the only one of `first`, or with the one at the same index. Raise ApiError."""
+    classifier = worker.ready.classifier
+    if classifier is None:
+        if request.use_activation is False:
+            raise invalid("use_activation: only for models with a head; a cosine has no activation", param="use_activation")
+        result = await compute_embeddings(worker, context, request, [*first, *second])
+        return result, await _compute_cosines(result.vectors[: len(first)], result.vectors[len(first) :])
+    if len(classifier.labels) > 1:
+        message = f"this model has {len(classifier.labels)} labels, and a score needs a model with one: use /classify"
+        raise invalid(message, param="model", code="scores_not_served")
+    pairs = [(name, Pair(first[index % len(first)][1], text)) for index, (name, text) in enumerate(second)]
+    result, scores = await compute_scores(worker, context, request, pairs, request.use_activation)
+    return result, [score for (score,) in scores]
 
 
 def compute_cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:

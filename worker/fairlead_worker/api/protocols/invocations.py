@@ -8,10 +8,12 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.chat import chat_completions
 from fairlead_worker.api.openai.completions import completions
+from fairlead_worker.api.pooling.classify import classify
 from fairlead_worker.api.pooling.embeddings import embeddings
 from fairlead_worker.api.pooling.similarity import SIDES, rerank, score
 from fairlead_worker.api.schema import check_size
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.ipc.messages import Ready
 
 Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
@@ -24,22 +26,24 @@ async def invocations(worker: Worker, context: RequestContext) -> None:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = {}
-    handler = _find_handler(fields, worker.ready.generates)
+    handler = _find_handler(fields, worker.ready)
     context.replay_body(body)
     await handler(worker, context)
 
 
-def _find_handler(fields: dict[str, msgspec.Raw], generates: bool) -> Handler:
-    """Return the handler of the API that has these fields. `generates`: the model has a language-modelling head."""
+def _find_handler(fields: dict[str, msgspec.Raw], ready: Ready) -> Handler:
+    """Return the handler of the API that has these fields, and that this model serves."""
     given = {name for name, value in fields.items() if bytes(value) != b"null"}
     if "messages" in given:
-        return chat_completions if generates else embeddings
+        return chat_completions if ready.generates else embeddings
     if "prompt" in given:
         return completions
     if "input" in given:
-        return embeddings
+        return embeddings if ready.classifier is None else classify
     if "query" in given:
         return rerank
     if all(given.intersection(names) for names in SIDES):
         return score
-    raise invalid("body: give messages (a chat), prompt (a completion), input (embeddings), query and documents, or text_1 and text_2")
+    raise invalid(
+        "body: give messages (a chat), prompt (a completion), input (embeddings or classes), query and documents, or text_1 and text_2"
+    )

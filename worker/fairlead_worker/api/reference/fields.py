@@ -2,8 +2,8 @@
 
 import msgspec
 
-from fairlead_common.protocols.paths import EMBEDDINGS, POOLING, RERANKS, SCORES
-from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from fairlead_common.protocols.paths import CLASSIFICATIONS, EMBEDDINGS, POOLING, RERANKS, SCORES
+from fairlead_worker.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
@@ -86,6 +86,7 @@ POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
     (EMBEDDINGS, POOLING): EmbeddingRequest,
     SCORES: ScoreRequest,
     RERANKS: RerankRequest,
+    CLASSIFICATIONS: ClassifyRequest,
 }
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 _FIRST, _SECOND = "a text, or as many texts as the other side has", "a text, or an array of texts"
@@ -117,8 +118,8 @@ POOLED_NOTES = {
     "text_2": f"{_SECOND}; `documents`, `items` and `data_2` are other names of it",
     "top_n": "default, or 0: all",
     "truncate_prompt_tokens": "keeps this many tokens of each text; -1: as many as the context holds; 0 is refused",
-    "truncation_side": "`left` (default) keeps the last tokens of a truncated text, `right` the first",
-    "use_activation": "true: embeddings have unit length; false is refused",
+    "truncation_side": "`left` keeps the last tokens of a truncated text, `right` the first; default: `left`, and `right` for encoders",
+    "use_activation": "default: true; false returns logits of a model with a head; refused for embeddings, which have unit length",
     "user": _USER,
 }
 TOKEN_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}

@@ -1,9 +1,9 @@
-"""Embeddings, scores and reranking."""
+"""Embeddings, scores, reranking and classification."""
 
-from fairlead_common.protocols.paths import EMBEDDINGS, POOLING, RERANKS, SCORES
-from fairlead_worker.api.answers.pooling import EmbeddingList, PooledList, Ranking, ScoreList
-from fairlead_worker.api.pooling import embeddings, similarity
-from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from fairlead_common.protocols.paths import CLASSIFICATIONS, EMBEDDINGS, POOLING, RERANKS, SCORES
+from fairlead_worker.api.answers.pooling import ClassificationList, EmbeddingList, PooledList, Ranking, ScoreList
+from fairlead_worker.api.pooling import classify, embeddings, similarity
+from fairlead_worker.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.routes.operation import Operation
 
 TAG = "Pooling"
@@ -42,5 +42,14 @@ OPERATIONS = (
             required=("query", "documents"),
         )
         for path in RERANKS
+    ),
+    *(
+        Operation(
+            *("POST", path, _id("classify", path), "Classify texts", classify.classify),
+            answer=ClassificationList,
+            body=ClassifyRequest,
+            required=("input",),
+        )
+        for path in CLASSIFICATIONS
     ),
 )

@@ -1,0 +1,1 @@
+"""Layers of our own models, over packed rows: [tokens, width], without padding."""
