@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
 from fairlead_common.metric_aliases import SHARED_WITH_VLLM
+from fairlead_common.routing_policy import CHOICES, RoutingPolicy
 from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_router.fleet.workers import WorkerTable
@@ -102,6 +103,11 @@ def test_the_page_of_flags_has_each_field_of_the_manifest() -> None:
 def _named(text: str) -> set[str]:
     """Return the fields in backticks, each part of `kvCache.size` too."""
     return {part for path in re.findall(r"`([\w.]+)[`:]", text) for part in path.split(".")}
+
+
+def test_the_page_of_routing_has_each_policy() -> None:
+    assert get_args(RoutingPolicy) == tuple(CHOICES)
+    assert [name for name in CHOICES if f"| `{name}` |" not in PAGES["concepts/routing.md"]] == [], "add a row to the table of policies"
 
 
 def test_the_page_of_the_router_has_each_of_its_folders() -> None:
