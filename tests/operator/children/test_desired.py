@@ -158,6 +158,7 @@ def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
     flags = {arg.partition("=")[0].removeprefix("--") for arg in plain}
     assert not flags & {"itl-target-ms", "quantization", "host-kv-cache-bytes"}
     assert not any(flag.startswith("speculative") for flag in flags)
+    assert len(worker_args(service(engine={"speculativeDecoding": {"method": "NGram"}}))) == len(plain) + 1
     assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
 
 
