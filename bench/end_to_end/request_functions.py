@@ -5,6 +5,8 @@
 `sys.setprofile` sees the calls in the main thread of each process, from just before the request to just after its answer. What runs there
 besides (polling, load reports, the engine's loop) is in the window too, so the table has the fewest of `--rounds` requests. `--list` prints
 the functions in the order of their first calls, each with its number of calls (a coroutine counts one more for each time it resumes).
+The router runs `--policy LeastLoad` without Redis (`tests/api/fleet.py`): the default, PrefixAware with Redis, runs more functions, which
+hash blocks, ask the index and score.
 """
 
 import json

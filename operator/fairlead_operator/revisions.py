@@ -43,6 +43,11 @@ def non_default_fields(part: BaseModel, *only: str) -> dict[str, Any]:
     return made
 
 
+def _fields_except(part: BaseModel, *left_out: str) -> dict[str, Any]:
+    """Return the fields that differ from their defaults and shape pods: all that are not listed, so a new one restarts them."""
+    return non_default_fields(part, *(name for name in type(part).model_fields if name not in left_out))
+
+
 @cache
 def _defaults(part: type[BaseModel]) -> dict[str, Any]:
     """Return the defaults, cached per model: pydantic inspects every factory's signature again, which took half the time of `desired`."""
@@ -60,16 +65,7 @@ def worker_revision(service: InferenceService) -> str:
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
-    choices = (
-        "image",
-        "policy",
-        "index_mode",
-        "forwarding_mode",
-        "metrics_names",
-        "hold_timeout_seconds",
-        "args",
-    )
-    routing = non_default_fields(service.spec.routing, *choices)
+    routing = _fields_except(service.spec.routing, "replicas")
     parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name]
     if service.spec.slo is not None:
         parts.append(non_default_fields(service.spec, "slo"))
@@ -85,8 +81,8 @@ def router_revision(service: InferenceService) -> str:
         parts.append({"tls": names.router_tls_secret(service)})
     if service.spec.exposure.other_services:
         parts.append("model routes")  # their names do not change the router's pods
-    if template := non_default_fields(service.spec.router, "pod_template"):
-        parts.append(template)
+    if router := _fields_except(service.spec.router, "autoscaling", "tls"):
+        parts.append(router)
     if service.spec.image_pull_secrets:
         parts.append(non_default_fields(service.spec, "image_pull_secrets"))
     if scales_to_zero(service):

@@ -7,13 +7,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_common.http.origins import parse_origins
+from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import RedisAccess, redact_url
 from fairlead_router.service_classes import ServiceClasses, parse_classes
 
 IndexMode = Literal["auto", "mirror", "remote"]
 OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
-PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
 NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
     b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
@@ -54,7 +54,7 @@ class RouterConfig(BaseSettings):
         "optional, read at each connection (empty: none)",
     )
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
-    policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
+    policy: RoutingPolicy = Field("PrefixAware", description=f"which worker is chosen ({DESCRIPTION})")
     session_header: str = Field(
         "x-session-id", description="header that names the session, for --policy Session and canaries, such as x-user-id"
     )

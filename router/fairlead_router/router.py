@@ -7,13 +7,14 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.protocols.model_list import Model
+from fairlead_common.routing_policy import RoutingPolicy
 from fairlead_common.telemetry.tracer import create_tracer
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
@@ -213,7 +214,8 @@ class Router:
         return IndexConfig(config.redis, config.namespace, config.index_mode, config.router_replicas)
 
     def _make_policy(self) -> Policy:
-        match self.config.policy:
+        name: RoutingPolicy = self.config.policy  # the import of its type makes an incremental mypy check this file again
+        match name:
             case "PrefixAware":
                 return PrefixAware(self.table, self._index_config(), self.metrics, self._refresh_discovery.set, self.config.console)
             case "LeastLoad":
@@ -224,6 +226,7 @@ class Router:
                 return RoundRobin(self.table)
             case "Session":
                 return Session(self.table)
+        assert_never(name)
 
     def not_ready_reason(self) -> str:
         """Return why the router is not ready; empty when it is: a worker was ready once, and its prompt format was fetched.

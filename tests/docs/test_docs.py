@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -16,8 +17,10 @@ from pydantic import BaseModel
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
 from fairlead_common.metric_aliases import SHARED_WITH_VLLM
+from fairlead_common.routing_policy import CHOICES, RoutingPolicy
 from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 from fairlead_operator.api.spec import ServiceSpec
+from fairlead_router.app import App
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_worker.api.metrics.vllm_names import OLDER
@@ -102,6 +105,16 @@ def test_the_page_of_flags_has_each_field_of_the_manifest() -> None:
 def _named(text: str) -> set[str]:
     """Return the fields in backticks, each part of `kvCache.size` too."""
     return {part for path in re.findall(r"`([\w.]+)[`:]", text) for part in path.split(".")}
+
+
+def test_the_page_of_routing_has_each_policy() -> None:
+    assert get_args(RoutingPolicy) == tuple(CHOICES)
+    assert [name for name in CHOICES if f"| `{name}` |" not in PAGES["concepts/routing.md"]] == [], "add a row to the table of policies"
+
+
+def test_the_page_of_tracing_has_each_field_of_the_access_log() -> None:
+    fields = set(re.findall(r"(\w+)=\{", inspect.getsource(App._log)))
+    assert len(fields) > 10 and fields - _named(PAGES["operate/tracing.md"].partition("### The router's access log")[2]) == set()
 
 
 def test_the_page_of_the_router_has_each_of_its_folders() -> None:

@@ -16,7 +16,6 @@ from fairlead.manifest_loader import describe_yaml_error, load_documents
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.profile import PROFILE_KIND
-from fairlead_operator.api.router import Router
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
@@ -165,10 +164,11 @@ def _find(node: yaml.Node | None, path: list[str]) -> tuple[int, int]:
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:
     """Return what the operator would apply for `service` in an empty cluster. No GPUs are requested: workers use those of this machine.
 
-    Gateways, canaries and settings of router pods are left out: they need a cluster, and a gateway would give every router one more fixed
-    port.
+    Gateways, canaries, TLS and autoscaling of routers are left out: they need a cluster, and a gateway would give every router one more
+    fixed port.
     """
     rollout = service.spec.rollout.model_copy(update={"canary": None})
-    service = replace(service, spec=service.spec.model_copy(update={"exposure": Exposure(), "router": Router(), "rollout": rollout}))
+    router = service.spec.router.model_copy(update={"tls": None, "autoscaling": None})
+    service = replace(service, spec=service.spec.model_copy(update={"exposure": Exposure(), "router": router, "rollout": rollout}))
     settings = Settings(worker_image="local", router_image="local", redis_url=redis_url, default_gpus=0)
     return desired(service, Observed(), settings, datetime.now(UTC)).objects

@@ -37,7 +37,7 @@ class Random(PeerPolicy):
         return Placement(self._draw.choice(self._fleet.usable))
 
 
-class LeastLoad(PeerPolicy):
+class KubeAiLeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
     def choose(self, request: Request, now: float) -> Placement:

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from fairlead.simulate.fleet import Fleet, InflightRequests, Placement
 from fairlead.simulate.ours import Fairlead
-from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
+from fairlead.simulate.peers import BoundedLoad, DynamoLike, KubeAiLeastLoad, LlmdLike, Random, RoundRobin, SglangLike
 from fairlead.simulate.queues import Engine
 from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.workloads.request import Request
@@ -57,7 +57,7 @@ POLICIES: dict[str, System] = {
     "fairlead-fcfs": System(Fairlead, "fairlead-fcfs", is_peer=False),
     "round-robin": System(RoundRobin),
     "random": System(Random),
-    "least-load": System(LeastLoad),
+    "least-load": System(KubeAiLeastLoad),
     "bounded-load": System(BoundedLoad),
     "sglang-like": System(SglangLike),
     "dynamo-like": System(DynamoLike),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
 from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names
 from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
@@ -176,9 +177,7 @@ class Routing(Part):
         )
     )
 
-    policy: Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"] = Field(
-        "PrefixAware", description="PrefixAware: the worker that starts the request first, given its cached prefixes."
-    )
+    policy: RoutingPolicy = Field("PrefixAware", description=f"{DESCRIPTION}.")
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
         "Auto",
         description="Index of PrefixAware. Remote: in Redis. Mirror: a copy, also while Redis is down. Auto: Mirror while it is small.",

@@ -142,16 +142,19 @@ def test_a_misspelt_service_is_not_skipped(tmp_path: Path) -> None:
 
 def test_gateways_canaries_and_tls_are_skipped_locally() -> None:
     """Routers of two services would need the same picker port, and a canary's weights and a certificate come from the cluster."""
+    variable = {"spec": {"containers": [{"name": "router", "env": [{"name": "TZ", "value": "UTC"}]}]}}
     spec = {
         "model": {"uri": "file:///m"},
         "rollout": {"canary": {}, "drainTimeoutSeconds": 7},
         "exposure": {"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker"}},
-        "router": {"tls": {"secretName": "llm"}, "autoscaling": {"maxReplicas": 4}},
+        "router": {"tls": {"secretName": "llm"}, "autoscaling": {"maxReplicas": 4}, "podTemplate": variable},
     }
     service = InferenceService.parse({"metadata": {"name": "qwen"}, "spec": spec})
     made = [one for one in objects_of(service, redis_url="unix:///r") if one["kind"] == "Deployment"]
-    flags = [arg for one in made for arg in one["spec"]["template"]["spec"]["containers"][0]["args"]]
+    containers = [one["spec"]["template"]["spec"]["containers"][0] for one in made]
+    flags = [arg for one in containers for arg in one["args"]]
     assert not [flag for flag in flags if flag.startswith(("--picker-port", "--canary-file", "--ssl"))] and "--drain-timeout=7" in flags
+    assert [one["name"] for one in containers if {"name": "TZ", "value": "UTC"} in one["env"]] == ["router"], "other settings stay"
 
 
 def test_ports_above_65535_are_refused() -> None:

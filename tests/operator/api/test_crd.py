@@ -34,6 +34,7 @@ def test_everything_is_bounded_and_described() -> None:
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for path, node in nodes(schema["properties"]["spec"], "spec"):
         assert not {"$ref", "anyOf", "title"} & node.keys(), path
+        assert node.get("type") != "number", f"{path} is a float, whose text differs between clients: use an integer with a unit"
         if node.get("type") == "string" or "x-kubernetes-int-or-string" in node:
             assert "maxLength" in node or "enum" in node, f"{path} has no bound"
         if node.get("type") == "array":

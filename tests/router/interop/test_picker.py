@@ -265,10 +265,11 @@ async def test_concurrent_requests_cancelled_at_every_phase_leave_nothing_counte
     ],
 )
 async def test_a_request_that_no_worker_would_accept_gets_an_openai_error(body: bytes, status: int, words: str, fleet: Fleet) -> None:
-    async with picking(fleet, await fleet.worker(), max_body_bytes=4096) as (_, asking):
+    async with picking(fleet, await fleet.worker(), max_body_bytes=4096) as (router, asking):
         exchange = asking.exchange()
         await exchange.request(PATH, body, x_request_id="mine")
         code, answer, headers = await exchange.refused()
+        assert f'fairlead_router_picks_total{{code="{status}"}} 1.0' in (await router.server.router.metrics.render()).decode()
         assert code == status and words in json.loads(answer)["error"]["message"]
         assert headers["content-type"] == "application/json" and headers["x-request-id"] == "mine"
 

@@ -96,6 +96,7 @@ async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(f
         assert (await exchange.refused())[0] == 429
     refused = (await router.server.router.metrics.render()).decode()
     assert 'fairlead_router_refused_total{reason="quota"} 1.0' in refused
+    assert all(f'fairlead_router_picks_total{{code="{code}"}} 1.0' in refused for code in (200, 429)), "also before the body"
 
 
 async def test_tokenize_requests_are_charged_too(fleet: Fleet, tmp_path: Path) -> None:
@@ -152,6 +153,7 @@ async def test_messages_and_streams_of_a_gateway_are_bounded(fleet: Fleet, monke
         long = asking.exchange()
         await long.headers(PATH, x_long="x" * 70_000)
         assert (await long.refused())[0] == 431
+        assert await router.metric("fairlead_router_picks_total") == 1
         exchanges = [asking.exchange() for _ in range(4)]
         for exchange in exchanges[:3]:
             await exchange.request(PATH, BODY)

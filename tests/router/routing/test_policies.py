@@ -4,11 +4,13 @@ import asyncio
 import random
 from array import array
 from collections import Counter
+from typing import get_args
 
 import pytest
 from tests.router.harness import Fleet
 from tests.router.prompt_format import make_format
 
+from fairlead_common.routing_policy import RoutingPolicy
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
@@ -191,7 +193,7 @@ def test_a_circuit_breaker_opens_longer_each_time_and_closes_by_a_health_check()
 
 async def test_every_policy_serves_requests(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
-    for policy in ("LeastLoad", "Random", "RoundRobin", "Session"):
+    for policy in get_args(RoutingPolicy):
         router = await fleet.router(*workers, policy=policy)
         answer = await router.complete("x" * 100, user="me")
-        assert answer.status_code == 200 and "x-fairlead-predicted-tokens" not in answer.headers
+        assert answer.status_code == 200 and ("x-fairlead-predicted-tokens" in answer.headers) == (policy == "PrefixAware")

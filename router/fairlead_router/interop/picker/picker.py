@@ -89,7 +89,6 @@ class Picker:
     def check_path(self, path: str) -> None:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
-            self._metrics.picks.labels("404").inc()
             raise ApiError(404, f"There is no inference path {truncate(path)} here.", code="not_found")
 
     @property
@@ -109,16 +108,11 @@ class Picker:
 
         Raises ApiError: 400 and 404 for a request that no worker accepts, 503 without a usable endpoint, 429 when the wait is too long.
         """
-        try:
-            prompt = await self._prompt(request)
-            routing_request = build_routing_request(prompt, request.client.caller, request.session)
-            choice = await self._choose(routing_request, request.subset)
-            self._check_wait(choice)
-            self._charge(request, prompt, choice)
-        except ApiError as error:
-            self._metrics.picks.labels(str(error.status)).inc()
-            raise
-        self._metrics.picks.labels("200").inc()
+        prompt = await self._prompt(request)
+        routing_request = build_routing_request(prompt, request.client.caller, request.session)
+        choice = await self._choose(routing_request, request.subset)
+        self._check_wait(choice)
+        self._charge(request, prompt, choice)
         session = PickSession(self._table, self._policy, self._metrics, routing_request, choice, prompt.params.stream)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
@@ -182,6 +176,10 @@ class Picker:
             code="overloaded",
             headers=[(b"retry-after", b"%d" % retry)],
         )
+
+    def count(self, status: int) -> None:
+        """Count a request: 200 with a choice, or the status of its refusal."""
+        self._metrics.picks.labels(str(status)).inc()
 
     async def wait_for_change(self, timeout: float) -> None:
         """Return at the next change of the workers, or after `timeout` seconds."""

@@ -58,10 +58,15 @@ class Stream:
 
     async def answer(self, data: bytes) -> Answers:
         """Return the answers to one message; empty if Envoy has to send more first. Raises DecodeError."""
+        was_picked = self._picked is not None
         try:
-            return await self._answer(messages.parse(data, self._picker.max_header_bytes + MARGIN))
+            answers = await self._answer(messages.parse(data, self._picker.max_header_bytes + MARGIN))
+            if self._picked is not None and not was_picked:
+                self._picker.count(200)
+            return answers
         except ApiError as error:
             self.is_refused = True
+            self._picker.count(error.status)
             return [messages.build_refusal(error, self._request_id(), self._path())]
 
     async def _answer(self, message: ProcessingRequest) -> Answers:
