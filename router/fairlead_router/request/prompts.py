@@ -13,6 +13,7 @@ import msgspec
 from fairlead_common.fair_slots import FairSlots
 from fairlead_common.json_size import JsonSize, JsonTooLarge, check_json
 from fairlead_common.memory import LARGE
+from fairlead_common.protocols.chats import needs_conversion
 from fairlead_common.protocols.paths import COMPLETIONS, COUNT_TOKENS, POOLED
 from fairlead_common.truncate import quote
 from fairlead_index.hashing import block_hashes, prompt_root
@@ -42,7 +43,7 @@ THREAD_OBJECTS: Final = 4096
 
 
 COUNTED_SECONDS: Final = 0.001
-"""CPU time of encoding in a thread up to which a body costs what is counted in it. Beyond, it may have what is not counted: JSON in the
+"""CPU time of reading in a thread up to which a body costs what is counted in it. Beyond, it may have what is not counted: JSON in the
 arguments of its tool calls, or a text that is tokenized in pieces first."""
 
 Result = TypeVar("Result")
@@ -216,13 +217,14 @@ class Prompts:
         return size if size.objects <= THREAD_OBJECTS else None
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, size: JsonSize) -> Prompt:
+        is_timed = len(raw) > INLINE_BYTES or needs_conversion(path)
+        began = thread_time() if is_timed else 0.0  # a system call, so not for what is short and read without tokens
         params, body = read_fields(path, raw, session, self._canary_for is not None, size)
         prompt, known, encoding = self._plan(params, len(raw), salt_of)
-        if known is None or encoding is None:
-            return prompt
-        began = thread_time()  # a system call, so not for what is read without tokens
-        prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
-        if (cpu := thread_time() - began) > COUNTED_SECONDS:
+        if known is not None and encoding is not None:
+            began = began or thread_time()
+            prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
+        if began and (cpu := thread_time() - began) > COUNTED_SECONDS:
             return msgspec.structs.replace(prompt, price=max(prompt.price, price_of_cpu(len(raw), cpu)))
         return prompt
 

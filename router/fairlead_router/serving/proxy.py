@@ -32,7 +32,7 @@ DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was already dying, as when all are killed together: it counts for half."""
 _ERROR_EVENTS = (b'data: {"error"', protocol_errors.EVENT_NAME)
 """Markers of the event with which a worker ends a stream that it cannot continue."""
-NONE: frozenset[tuple[str, int]] = frozenset()
+_NO_WORKERS: frozenset[tuple[str, int]] = frozenset()
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
@@ -146,7 +146,7 @@ class Proxy:
         """
         while True:
             lacking, unsuitable = self._table.lacking(path), self._admission.unsuitable_workers(ticket)
-            for avoided in dict.fromkeys((lacking | unsuitable, lacking, NONE)) if lacking or unsuitable else (NONE,):
+            for avoided in dict.fromkeys((lacking | unsuitable, lacking, _NO_WORKERS)) if lacking or unsuitable else (_NO_WORKERS,):
                 choice = await self._policy.choose(ticket.request, attempts.excluded | avoided)
                 if choice is not None:
                     return choice

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import LENGTH, save_model
+from safetensors.torch import load_file, save_file
+from tests.models import save_model
 from tests.worker.exactness.families import COMMON, MORE
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM, PreTrainedModel
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.wrappers import WRAPPERS, text_config, text_names
+from fairlead_worker.model.wrappers import WRAPPERS, plain_config, text_names
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) in (2, 33, 129)]
 
@@ -53,7 +55,7 @@ def save_wrapper(kind: str, folder: Path, tied: bool = False) -> PreTrainedModel
     return model
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WRAPPERS if kind != "kimi_k2"])
+@pytest.mark.parametrize("kind", list(WRAPPERS))
 def test_the_text_part_says_what_the_whole_says(kind: str, tmp_path: Path) -> None:
     for tied in (False, True):
         folder = tmp_path / str(tied)
@@ -76,17 +78,35 @@ def test_a_config_without_a_text_part_of_its_own_is_read_flat() -> None:
     """As the first Qwen2-VL checkpoints have it."""
     rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
     raw = {"model_type": "qwen2_vl", "hidden_size": 64, "rope_scaling": rope, "vision_config": {"depth": 1}, "eos_token_id": 7}
-    assert text_config(raw) == {"model_type": "qwen2", "hidden_size": 64, "rope_scaling": None, "eos_token_id": 7}
-    assert text_config({"model_type": "llama"}) is None
+    assert plain_config(raw) == ({"model_type": "qwen2", "hidden_size": 64, "rope_scaling": None, "eos_token_id": 7}, True)
+    for other in ("llama", [], None):
+        assert plain_config({"model_type": other}) is None
+
+
+def test_a_checkpoint_without_its_head_is_refused_unless_it_is_tied(tmp_path: Path) -> None:
+    save_wrapper("mistral3", tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if "lm_head" not in name}, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"missing weights: 1 tensors, first lm_head\.weight"):
+        load_model(str(tmp_path))
 
 
 def test_names_of_all_forms_of_a_checkpoint() -> None:
-    for name in (
-        "language_model.model.norm.weight",
-        "model.language_model.norm.weight",
-        "model.text_model.norm.weight",
-        "model.norm.weight",
-    ):
+    for prefix in ("language_model.model.", "model.language_model.", "model.text_model.", "model."):
+        name = f"{prefix}norm.weight"
         assert text_names([name, "visual.norm.weight", "vision_tower.norm.weight"]) == {name: "model.norm.weight"}
     assert text_names(["language_model.lm_head.weight"]) == {"language_model.lm_head.weight": "lm_head.weight"}
-    assert max(map(len, PROMPTS)) < LENGTH
+
+
+def test_modules_that_are_not_quantized_have_the_plain_models_names() -> None:
+    def read(*ignored: str) -> list[str]:
+        quantization = {"quant_method": "compressed-tensors", "ignore": list(ignored)}
+        made = plain_config({"model_type": "mistral3", "text_config": {"quantization_config": None}, "quantization_config": quantization})
+        assert made is not None
+        ignore: list[str] = made[0]["quantization_config"]["ignore"]
+        return ignore
+
+    assert read("language_model.lm_head", "re:.*vision_tower.*") == ["lm_head", "re:.*vision_tower.*"]
+    assert read("model.language_model.layers.0.mlp", "lm_head") == ["model.layers.0.mlp", "lm_head"]
+    with pytest.raises(ValueError, match=r"pattern 're:.*language_model"):
+        read("re:.*language_model.*o_proj")

@@ -53,7 +53,8 @@ class LayerSpec:
     softcap: float | None = None
     """Scores become `softcap * tanh(scores / softcap)` before the mask."""
     sinks: tuple[float, ...] | None = field(default=None, compare=False)
-    """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it)."""
+    """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it). Not
+    compared: what layers of one kind share is planned once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
-from fairlead_worker.kernels.reference import soften
+from fairlead_worker.kernels.reference import softmax_with_sinks
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
@@ -176,7 +176,7 @@ def _decode(spec: LayerSpec, group: Decodes, query: torch.Tensor, keys: torch.Te
     scores = torch.bmm(query * spec.scaling, key.transpose(1, 2)).view(kv_heads, rows, -1, length)
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    weights = soften(scores.add_(group.bias), spec.sinks, kv_heads, 1, -1, 1).view(kv_heads * rows, -1, length)
+    weights = softmax_with_sinks(scores.add_(group.bias), spec.sinks, kv_heads, 1, -1, 1).view(kv_heads * rows, -1, length)
     value = values.index_select(1, group.pages).view(kv_heads * rows, length, spec.value_dim)
     output = torch.bmm(weights, value).view(kv_heads, rows, -1, spec.value_dim)
     return output.transpose(0, 1).reshape(rows, spec.heads, spec.value_dim)
@@ -224,7 +224,7 @@ def _blocks(spec: LayerSpec, chunk: Chunk, query: torch.Tensor, key: torch.Tenso
         if spec.softcap is not None:
             scores = torch.tanh(scores / spec.softcap) * spec.softcap
         scores[..., masked:].add_(chunk.bias[begin:end, masked:seen])
-        weights = soften(scores, spec.sinks, kv_heads, -1, 1, 1).view(kv_heads, -1, seen)
+        weights = softmax_with_sinks(scores, spec.sinks, kv_heads, -1, 1, 1).view(kv_heads, -1, seen)
         mixed = torch.bmm(weights, value[:, :seen]).view(kv_heads, -1, size, spec.value_dim)
         output[begin:end] = mixed.permute(2, 0, 1, 3)
     return output.view(count, spec.heads, spec.value_dim)

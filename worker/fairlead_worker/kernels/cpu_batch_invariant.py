@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
-from fairlead_worker.kernels.reference import soften
+from fairlead_worker.kernels.reference import softmax_with_sinks
 
 BLOCK = 8
 """Queries of a block. A decode computes a whole block too: its attention costs more and reads the same memory."""
@@ -65,7 +65,7 @@ def attend_block(spec: LayerSpec, block: QueryBlock, query: torch.Tensor, keys: 
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     scores = scores.view(kv_heads, -1, size, length).add_(block.bias)
-    weights = soften(scores, spec.sinks, kv_heads, -1, 1, 1).view(kv_heads, -1, length)
+    weights = softmax_with_sinks(scores, spec.sinks, kv_heads, -1, 1, 1).view(kv_heads, -1, length)
     value = values.index_select(1, block.pages).view(kv_heads, length, spec.value_dim)
     mixed = torch.bmm(weights, value).view(kv_heads, -1, size, spec.value_dim).permute(2, 0, 1, 3)
     return mixed.reshape(size, spec.heads, spec.value_dim)[block.places]

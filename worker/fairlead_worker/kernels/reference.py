@@ -5,6 +5,7 @@ similar length go together. A row's numbers do not depend on the others: padding
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -174,11 +175,16 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
     )
 
 
-def soften(scores: torch.Tensor, sinks: tuple[float, ...] | None, *shape: int) -> torch.Tensor:
+@lru_cache(256)
+def _sinks(sinks: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(sinks, dtype=dtype, device=device)
+
+
+def softmax_with_sinks(scores: torch.Tensor, sinks: tuple[float, ...] | None, *shape: int) -> torch.Tensor:
     """Return the weights of scores [..., L]. `shape`: of the sinks, so that they are broadcast to the scores' heads."""
     if sinks is None:
         return scores.softmax(-1)
-    column = torch.tensor(sinks, dtype=scores.dtype, device=scores.device).view(shape)
+    column = _sinks(sinks, scores.dtype, scores.device).view(shape)
     return torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
 
 
@@ -194,5 +200,5 @@ def _attention_in_steps(
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    weights = soften(scores.masked_fill(~mask, float("-inf")).float(), spec.sinks, scores.shape[1], -1, 1)
+    weights = softmax_with_sinks(scores.masked_fill(~mask, float("-inf")).float(), spec.sinks, scores.shape[1], -1, 1)
     return weights.to(query.dtype) @ value

@@ -52,7 +52,7 @@ from fairlead_worker.model.quantized import (
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
-from fairlead_worker.model.wrappers import text_config, text_names
+from fairlead_worker.model.wrappers import plain_config, text_names
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -273,8 +273,11 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
     if "quantization_config" in raw:
         check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
-    text = text_config(raw)
-    kind = raw.get("model_type") if text is None else text["model_type"]
+    try:
+        plain = plain_config(raw)
+    except ValueError as error:
+        raise ModelLoadError(uri, f"config.json: {error}") from error
+    kind = raw.get("model_type") if plain is None else plain[0]["model_type"]
     try:
         known = isinstance(kind, str) and register_adapter(kind)
     except PluginError as error:
@@ -282,9 +285,9 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
     if not known:
         raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
     try:
-        if text is not None:
-            logger.info("model_type %s: its text part is served, as %s", raw["model_type"], kind)
-            return AutoConfig.for_model(**text), True
+        if plain is not None:
+            logger.info("model_type %s: %s is served, as %s", raw["model_type"], "its text part" if plain[1] else "it", kind)
+            return AutoConfig.for_model(**plain[0]), plain[1]
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), False
     except Exception as error:
         raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
@@ -369,8 +372,8 @@ def _read_weights(
             tensors: dict[str, Any] | None = None
             if shards is not None or experts is not None or reshapes or is_wrapped:
                 tensors = opened.enter_context(open_tensors(folder, files, text_names if is_wrapped else None))
-                if is_wrapped:  # the wrapper's config and its text part's may disagree
-                    config.tie_word_embeddings = "lm_head.weight" not in tensors
+                if is_wrapped and "lm_head.weight" in tensors:  # the wrapper's config and its text part's may disagree
+                    config.tie_word_embeddings = False
                 if shards is not None:
                     cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
                     family, tensors = part_class(config, shards, cut, groups), dict(cut)
@@ -396,7 +399,7 @@ def _read_weights(
             f"quantization_config that it was made with, or take one of {', '.join(sorted(LIBRARIES))}",
         )
     missing = sorted(info["missing_keys"])
-    headless = missing == ["lm_head.weight"] and not any("ForCausalLM" in name for name in config.architectures or ())
+    headless = missing == ["lm_head.weight"] and not is_wrapped and not any("ForCausalLM" in name for name in config.architectures or ())
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)

@@ -88,9 +88,8 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if keeps:
         config.quantization_config = about_reading(given)
-    elif given["quant_method"] in ("fp8", "mxfp4") or zeros == [
-        True
-    ]:  # with several layer kinds, all of them would be dequantized like the first one
+    elif given["quant_method"] in ("fp8", "mxfp4") or zeros == [True]:
+        # With several layer kinds, all of them would be dequantized like the first one.
         config.quantization_config = {**given, "dequantize": True}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
