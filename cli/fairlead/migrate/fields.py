@@ -13,6 +13,8 @@ TEMPLATE = re.compile(r"\{\{[-\s]*(\.(Values|Release|Chart|Capabilities|Files)\b
 RENDER = "is a Helm template: render it first, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
 NO_FIELD = "no such field in an InferenceService: check whether you need it"
 _SECRET = re.compile(r"(\b|[_-])token$|api_?-?key|password|credential", re.IGNORECASE)
+_NAMES = re.compile(r"""(?<![\w.-])(?:-+[\w.-]+|[\w.-]+(?=\\?["']?\s*[=:]))""")
+"""Flags, and names before `=` and `:`, in a text."""
 _SHOWN = 60
 """Characters of a value that a note quotes."""
 _REASONS = yaml.safe_load(files(__package__).joinpath("reasons.yaml").read_text())
@@ -114,11 +116,20 @@ def reasons(table: str, *prefixes: str) -> dict[str, str]:
 
 
 def show(value: Any, name: str = "") -> str:
-    """Return a value for a message, shortened; nothing of a value whose field is `name` of a secret."""
-    if _SECRET.search(name) and isinstance(value, str):
+    """Return a value for a message, shortened; nothing of a value if its field `name`, or a name in it, is that of a secret."""
+    if _SECRET.search(name) or _names_secret(value):
         return "(not shown)"
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _names_secret(value: Any) -> bool:
+    """Return whether a key, a value of `name`, or a flag in a value is that of a secret."""
+    if isinstance(value, str):
+        return any(map(_SECRET.search, _NAMES.findall(value)))
+    if isinstance(value, Mapping):
+        return any(map(_SECRET.search, map(str, [*value, value.get("name")]))) or any(map(_names_secret, value.values()))
+    return isinstance(value, list) and any(map(_names_secret, value))
 
 
 def find_template(value: Any) -> str | None:

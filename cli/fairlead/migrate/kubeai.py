@@ -50,8 +50,8 @@ def convert_model(fields: Fields, context: Context) -> Draft:
 def _read_profile(draft: Draft, fields: Fields, context: Context) -> dict[str, Any]:
     """Return a profile `NAME:COUNT` as parts of a pod: the chart's own, with what Helm values of the input change."""
     text = str(fields.take("spec.resourceProfile"))
-    if (match := re.fullmatch(r"([^:]+):(\d+)", text)) is None:
-        raise NotMigratable(f"spec.resourceProfile {text!r} must be NAME:COUNT: write it")
+    if (match := re.fullmatch(r"([^:]+):(0*[1-9]\d*)", text)) is None:
+        raise NotMigratable(f"spec.resourceProfile {text!r} must be NAME:COUNT, with 1 unit or more: write it")
     name, count, images = match[1], int(match[2]), dict[str, str]()
     profile = _own_profile(name)
     for number, values in enumerate(context.objects):
@@ -87,7 +87,7 @@ def _own_profile(name: str) -> dict[str, Any]:
 
 def _times(value: Any, count: int) -> str:
     """Return a quantity `count` times."""
-    if (match := re.fullmatch(r"(\d+(?:\.\d+)?)(\D*)", str(value))) is None:
+    if (match := re.fullmatch(r"(\d+(?:\.\d+)?)([eE][+-]?\d+|\D*)", str(value))) is None:
         raise ValueError(value)
     return f"{Decimal(match[1]) * count:f}{match[2]}"
 
@@ -98,7 +98,7 @@ def _scale(draft: Draft, fields: Fields) -> None:
         return
     fewest = whole(fields.take("spec.minReplicas", 0))
     if (most := fields.take("spec.maxReplicas")) is None:
-        most = max(_NO_LIMIT, fewest)
+        most = max(_NO_LIMIT, fewest + 1)
         draft.note("spec.maxReplicas", f"absent, so KubeAI has no limit: spec.scaling.maxReplicas is {most}, choose yours")
     draft.autoscale(fewest, whole(most), "spec.minReplicas", "it scaled by requests in flight")
     if draft.get("scaling") and (delay := fields.take("spec.scaleDownDelaySeconds")) is not None:

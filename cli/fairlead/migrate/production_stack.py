@@ -37,14 +37,16 @@ _POLICIES = {"roundrobin": "RoundRobin", "session": "Session"}
 def split_stack(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield values for each entry of modelSpec, with the entry in place of the list; other objects as they are."""
     found = Fields(values).look(MODEL)
-    entries = found if isinstance(found, list) and found else [found]
-    yield from ({**values, ENGINES: {**values[ENGINES], "modelSpec": entry}} if entry else values for entry in entries)
+    if not isinstance(found, list) or not found:
+        yield values
+        return
+    yield from ({**values, ENGINES: {**values[ENGINES], "modelSpec": entry or {}}} for entry in found)
 
 
 def convert_stack(fields: Fields, context: Context) -> Draft:
     """Return the draft of an entry of modelSpec. Raises OtherWorkload and NotMigratable."""
-    if not fields.look(MODEL):
-        raise NotMigratable(f"{MODEL} has no model: write one")
+    if not (found := fields.look(MODEL)):
+        raise NotMigratable(f"{MODEL} has {'an empty entry: fill or remove it' if found == {} else 'no model: write one'}")
     engines, entry = fields.part(ENGINES), fields.part(MODEL)
     if False in (entry.take("enabled"), engines.take("enableEngine")):
         raise OtherWorkload("it is not enabled")

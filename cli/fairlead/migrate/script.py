@@ -17,11 +17,12 @@ from fairlead.migrate.pods import read_env
 _VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::-([\w./:@,+-]*))?\})"
 _TOKEN = re.compile(
     r"(?P<comment>(?<![^\s;&|])#[^\n]*)|(?P<quoted>'[^']*')|(?P<double>\"(?:\\.|[^\"\\])*\")|(?P<escaped>\\\r?.)"
-    r"|(?P<output>(?<![^\s;&|])[\d&]?>>?[ \t]*(?:&\d|[\w./-]+(?=[\s;&|])))"
+    r"|(?P<output>(?<![^\s;&|])[\d&]?>>?[ \t]*(?:&\d|[\w./-]+)(?=[\s;&|]|$))"
     rf"|(?P<end>\n|;|&&|\|(?=[ \t]*tee\s))|(?P<variable>{_VARIABLE})"
-    r"|(?P<space>[ \t\r]+)|(?P<plain>[^\s;&|<>()$`{}*?'\"\\]+)|(?P<other>\S+)",
+    r"|(?P<space>[ \t\r]+)|(?P<plain>[^\s;&|<>()$`{}*?'\"\\]+)|(?P<other>\S+)|(?P<letter>\s)",
     re.DOTALL,
 )
+_NO_FILE = re.compile(r"[\d&]?>>?[ \t]*(&\d|/dev/(null|stdout|stderr))")
 _NEEDLESS = {
     "cd": "vLLM needs no working directory: write absolute paths",
     "echo": "it only wrote to the log: nothing to do",
@@ -59,18 +60,24 @@ def read_script(draft: Draft, script: str, source: str) -> list[str]:
     for token in _TOKEN.finditer(script):
         reader.line = script.count("\n", 0, token.start()) + 1
         reader.read(str(token.lastgroup), token.group())
+    if reader.joined:
+        reader.refuse(reader.joined, "no command after it")
     return reader.server or reader.refuse("", "no command starts vLLM")
 
 
 @dataclass
 class _Reader:
-    """Reads the tokens of a script. `text`, `output`: of the present command, without variables. `server`: words of that of vLLM."""
+    """Reads the tokens of a script. `text`, `outputs`: of the present command, without variables. `joined`: `&&` or `|` before it.
+
+    `server`: words of the command that starts vLLM.
+    """
 
     draft: Draft
     source: str
     line: int = 1
     text: str = ""
-    output: str = ""
+    outputs: list[str] = field(default_factory=list)
+    joined: str = ""
     own: dict[str, str] = field(default_factory=dict)
     server: list[str] = field(default_factory=list)
 
@@ -85,13 +92,13 @@ class _Reader:
 
     def read(self, kind: str, text: str) -> None:
         if kind == "end":
-            words, self.text = shlex.split(self.text), ""
-            self._run(words)
-            self.output = ""
+            self._end(text)
+        elif kind == "letter":
+            self.refuse("", f"{text!a}, which a shell takes for a letter")
         elif kind == "output":
-            self.output = text
+            self.outputs.append(text)
             self.draft.note(self.source, "workers write to the log of the pod", text)
-        elif kind == "other" or (text[0] == "~" and not self.text[-1:].strip("= \t")) or (kind == "plain" and self._is_other_command(text)):
+        elif kind == "other" or (kind == "plain" and (self._has_home(text) or self._is_other_command(text))):
             self.refuse(text)
         elif kind == "variable":
             value = re.sub(_VARIABLE, self._value, text)
@@ -106,7 +113,12 @@ class _Reader:
             self.text += text
 
     def _is_other_command(self, text: str) -> bool:
-        return "=~" in text or (not self.text.strip() and text != "tee" and _COMMANDS.fullmatch(text) is None)
+        return not self.text.strip() and text != "tee" and _COMMANDS.fullmatch(text) is None
+
+    def _has_home(self, text: str) -> bool:
+        """Return whether a shell replaces a `~`. It does not in `--name=~`, which is no variable."""
+        word = re.split(r"(?<!\\)[ \t\r]", self.text)[-1] + text
+        return re.search(r"(^|[=:])~", word) is not None and re.fullmatch(r"--?[\w.-]+=[^'\"\\]*", word) is None
 
     def _value(self, match: re.Match[str]) -> str:
         """Return the value of a variable. One that the kubelet alone knows stays, as `$(NAME)`."""
@@ -116,6 +128,18 @@ class _Reader:
         if name not in known and (default is None or "envFrom" in self.draft.container):
             self.refuse(match.group(), "no variable of the container has this name: write its value")
         return value or default or ""
+
+    def _end(self, text: str) -> None:
+        """Run the present command, which `text` ends."""
+        words = shlex.split(self.text)
+        if not self.text.strip() and not self.outputs:
+            if text != "\n":
+                self.refuse(text, "no command before it")
+            return
+        self._run(words)
+        if not self.server and (file := next((one for one in self.outputs if not _NO_FILE.fullmatch(one)), "")):
+            self.refuse(file, "a file that the script writes")
+        self.text, self.outputs, self.joined = "", [], text.strip("\n;")
 
     def _run(self, words: list[str]) -> None:
         if not words or (self.server and words[0] == "tee"):
@@ -128,12 +152,10 @@ class _Reader:
             self.own |= assigned
             self._export({name: assigned[name] for name in assigned if words[0] == "export" or name in self.draft.variables})
         elif words[0] in _NEEDLESS:
-            if re.search(r">\s*[^\s&]", self.output) and "/dev/" not in self.output:
-                self.refuse(self.output, "a file that the script writes")
             self.draft.note(self.source, _NEEDLESS[words[0]], " ".join(words))
         elif words[0] != "set" or not all(_OPTION.fullmatch(word) for word in words[1:]):
             self.server = words[count + (words[count] == "exec") :]
-            if find_server(self.server)[0] != 0:
+            if find_server(self.server)[0] != 0 or self.server[0].startswith("-"):
                 self.refuse(" ".join(words[:3]))
             self._export(dict(word.split("=", 1) for word in words[:count]))
 

@@ -52,12 +52,25 @@ def test_profiles_of_the_charts_values_and_fixed_replicas() -> None:
     assert made["spec"]["scaling"]["maxReplicas"] == 10 and "KubeAI has no limit" in messages
 
 
+@pytest.mark.parametrize(("fewest", "most"), [(0, 10), (9, 10), (10, 11), (20, 21)])
+def test_a_model_without_maximum_scales_above_its_minimum(fewest: int, most: int) -> None:
+    made, messages = only(MODEL.replace("minReplicas: 1", f"minReplicas: {fewest}").replace("  maxReplicas: 5\n", ""))
+    scaling = made["spec"]["scaling"]
+    assert (scaling["minReplicas"], scaling["maxReplicas"]) == (fewest, most) and f"spec.scaling.maxReplicas is {most}," in messages
+
+
+@pytest.mark.parametrize(("given", "made"), [("1e3", "2e3"), ("1.5E+9", "3.0E+9"), ("1E", "2E"), ("1Ei", "2Ei"), ("500m", "1000m")])
+def test_a_quantity_of_a_profile_is_multiplied(given: str, made: str) -> None:
+    assert only(f"{MODEL}\n---\n{PROFILES}".replace("cpu: 7", f"memory: {given!r}"))[0]["spec"]["resources"]["memory"] == made
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ("engine: VLLM", "engine: OLlama", 'spec.engine "OLlama": only VLLM can be migrated'),
         ("nvidia-gpu-l4:2", "tpu:2", "is not of KubeAI's chart: give the chart's values"),
         ("nvidia-gpu-l4:2", "nvidia-gpu-l4", "must be NAME:COUNT"),
+        ("nvidia-gpu-l4:2", "nvidia-gpu-l4:0", "'nvidia-gpu-l4:0' must be NAME:COUNT, with 1 unit or more"),
         ("hf://org/llama", "oss://b/m", "'oss://b/m': copy the model to a claim"),
         ("PrefixHash", "Other", 'spec.loadBalancing.strategy "Other" is not of the type'),
     ],

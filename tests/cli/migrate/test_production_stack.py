@@ -64,6 +64,33 @@ def test_a_model_on_the_claim_of_the_values_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "routerSpec: {env: [{name: API_KEY, value: SECRET}]}",
+        "routerSpec: {extraArgs: [--api-key, SECRET]}",
+        "routerSpec: {extraArgs: [--api-key=SECRET]}",
+        "routerSpec: {extraArgs: --x --hf-token SECRET}",
+        """routerSpec: {x: '{"password": "SECRET"}'}""",
+        "routerSpec: {x: [{y: {hf_token: SECRET}}]}",
+        "routerSpec: {apiKey: [SECRET]}",
+    ],
+)
+def test_a_value_that_names_a_secret_is_not_shown(more: str) -> None:
+    model = "name: a, modelURL: o/a, requestGPU: 1"
+    result = convert(load(f"servingEngineSpec: {{modelSpec: [{{{model}, lmcacheConfig: {{password: SECRET}}}}]}}\n{more}"))
+    written = "\n".join([*result.messages, *result.documents])
+    assert "SECRET" not in written and "lmcacheConfig (not shown)" in written and "routerSpec" in written
+
+
+@pytest.mark.parametrize("empty", ["{}", "null"])
+def test_an_empty_entry_is_named_without_the_others(empty: str) -> None:
+    entry = "{name: b, modelURL: o/b, requestGPU: 1, hf_token: SECRET}"
+    result = convert(load(f"servingEngineSpec: {{modelSpec: [{empty}, {entry}]}}"))
+    assert len(result.documents) == 1 and "SECRET" not in "\n".join(result.messages)
+    assert result.messages[0] == "production-stack values: not migrated: servingEngineSpec.modelSpec has an empty entry: fill or remove it"
+
+
+@pytest.mark.parametrize(
     ("entry", "words"),
     [
         ("modelURL: o/m, raySpec: {enabled: true}", "raySpec: a replica has several pods"),

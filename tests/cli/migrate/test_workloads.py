@@ -124,6 +124,20 @@ def test_every_spelling_of_the_command_line_gives_the_same(command: str) -> None
         ("A=~/x vllm serve a/b", 1, '"A=~/x": another command'),
         ("vllm serve a/b --o $M", 1, '"$M": quotes or patterns in a variable'),
         ("# vllm serve a/b", 1, "no command starts vLLM"),
+        ("vllm serve a/b --x a\fb", 1, r"'\x0c', which a shell takes for a letter"),
+        ("vllm serve a/b\xa0--x", 1, r"'\xa0', which a shell takes for a letter"),
+        ("vllm serve a/b 2>&1foo", 1, "an output"),
+        ('vllm serve a/b 2>&1"x"', 1, "an output"),
+        (";vllm serve a/b", 1, '";": no command before it'),
+        ("cd /x;; vllm serve a/b", 1, '";": no command before it'),
+        ("cd /x\n&& vllm serve a/b", 2, '"&&": no command before it'),
+        ("vllm serve a/b &&\n # end", 2, '"&&": no command after it'),
+        ("echo x > /dev/shm/c; vllm serve a/b", 1, '"> /dev/shm/c": a file that the script writes'),
+        ("echo x > /c 2>&1; vllm serve a/b", 1, '"> /c": a file that the script writes'),
+        ("> /c; vllm serve a/b", 1, '"> /c": a file that the script writes'),
+        ("exec --x vllm serve a/b", 1, '"exec --x vllm": another command'),
+        ("A=1 --x vllm serve a/b", 1, '"A=1 --x vllm": another command'),
+        ("A=/x:~/y vllm serve a/b", 1, '"A=/x:~/y": another command'),
     ],
 )
 def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line: int, construct: str) -> None:
@@ -144,6 +158,8 @@ def test_a_script_with_more_than_one_simple_command_is_refused(script: str, line
         ("vllm serve a/b --a '$A \\' --o \"{\\\"k\\\": 1}\" \\\n --b ''", ["--a=$A \\", '--o={"k": 1}', "--b="], {}),
         ('echo "Start $M" >&2; sleep 5 && ulimit -n 65535\nvllm serve $(M) --a $KEY --b=${P}', ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
         ("vllm serve $(M) --a $KEY --b=${P}", ["--a=$(KEY)", "--b=$(P)"], "M KEY P"),
+        ("vllm serve a/b --a=~/x --b x~", ["--a=~/x", "--b=x~"], {}),
+        ("cd /x &&\n\n# now\necho x >/dev/null 2>/dev/stderr; vllm serve a/b --a 1 >/l 2>&1|tee /k;", ["--a=1"], {}),
     ],
 )
 def test_a_script_is_read_as_a_shell_reads_it(script: str, args: list[str], env: str) -> None:
