@@ -12,7 +12,9 @@ import yaml
 TEMPLATE = re.compile(r"\{\{[-\s]*(\.(Values|Release|Chart|Capabilities|Files)\b|include |template |toYaml |tpl |if |range |with |end\b)")
 RENDER = "is a Helm template: render it first, `helm template NAME CHART -f values.yaml | fairlead migrate -f -`"
 NO_FIELD = "no such field in an InferenceService: check whether you need it"
-_SECRET = re.compile(r"(\b|[_-])token$|api_?-?key|password|credential", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(\b|[_-])token$|(?-i:[a-z]Token$)|(api|access|private)_?-?key|password|secret_|credential|bearer|^authorization$", re.IGNORECASE
+)
 _NAMES = re.compile(r"""(?<![\w.-])(?:-+[\w.-]+|[\w.-]+(?=\\?["']?\s*[=:]))""")
 """Flags, and names before `=` and `:`, in a text."""
 _SHOWN = 60
