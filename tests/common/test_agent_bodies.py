@@ -383,7 +383,7 @@ def test_the_warning_is_short_however_deep_the_field_is() -> None:
         blocks.append(block)
     body = {"messages": [{"role": "user", "content": blocks}]}
     described = "; ".join(read_conversion(MESSAGES, json.dumps(body).encode()).omissions.describe())
-    assert len(described) < 2000 and "kind_0 messages[0].content[0].source.content[0]" in described
+    assert len(described) < 2000 and "document messages[0].content[0].source.content[0]" in described
 
 
 HELLO = [{"role": "user", "content": "x"}]

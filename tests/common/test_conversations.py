@@ -440,6 +440,33 @@ def test_a_question_beside_a_result_is_kept(encoder: PromptEncoder) -> None:
         assert not [each["content"] for each in others if each["content"] not in output], output
 
 
+def continued(encoder: PromptEncoder, messages: list[Message], tools: Any = None) -> str:
+    return encoder.render_chat(messages, tools, False, continue_final_message=True)
+
+
+def test_continue_an_answer_after_an_open_call(encoder: PromptEncoder) -> None:
+    """The call stays before it, though some templates read no answer beside a call."""
+    for tools in (None, TOOLS):
+        if serves(encoder, tools):
+            for calls in ([TIDE], [TIDE, WIND], [MORE, TIDE]):
+                output = continued(encoder, [ASKED, *calls, ANSWERED], tools)
+                assert output.endswith("Said"), output
+                assert all(text in output for text in ("Ask", "tide", *(["wind"] if WIND in calls else []))), output
+
+
+def test_continue_an_empty_answer_after_thinking(encoder: PromptEncoder) -> None:
+    empty = {**ANSWERED, "content": ""}
+    for tools in (None, TOOLS):
+        try:
+            continued(encoder, [ASKED, empty], tools)
+        except PromptError:
+            continue  # the template leaves out an empty answer
+        for name in ("reasoning_content", "thinking", "reasoning"):
+            assert "Ask" in continued(encoder, [ASKED, {**empty, name: "Hm"}], tools)
+    if encoder.format.chat_template == OWN["thinking parts"]:
+        assert continued(encoder, [ASKED, {**empty, "reasoning": "Hm"}]).endswith("<assistant><think>Hm</think>")
+
+
 _CONTENT = st.sampled_from([ABSENT, None, "", [], "Look", parts("Look"), ["Look"]])
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text("ab{\"'", max_size=4),
@@ -491,6 +518,19 @@ def test_other_content_is_refused_by_name(field: str, content: Any) -> None:
         with pytest.raises(PromptError) as refusal:
             render(own_encoder("object"), [{"role": role, "content": content}])
         assert refusal.value.field == f"messages[0].{field}"
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content"])
+def test_thinking_has_one_level_of_parts(name: str) -> None:
+    thought: Any = [{"type": "thinking", "thinking": "Hm"}]
+    said = {**ANSWERED, name: [{"type": "thinking", "thinking": thought}, *parts("Said")]}
+    assert "Said" in render(own_encoder("thinking parts"), [ASKED, said])
+    for levels in (2, 250):
+        for _ in range(levels):
+            thought = [{"type": "thinking", "thinking": thought}]
+        with pytest.raises(PromptError, match="must be a string inside other reasoning") as refusal:
+            render(own_encoder("thinking parts"), [ASKED, {**ANSWERED, name: thought}])
+        assert refusal.value.field == f"messages[1].{name}[0].thinking[0].thinking"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,18 @@ def test_tool_results_precede_text_about_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["search_result", "document"])
+def test_a_document_in_a_document_is_json(kind: str) -> None:
+    """So that no depth of them ends the stack."""
+    inner: dict[str, Any] = {"type": "text", "text": "low"}
+    for _ in range(160):
+        inner = {"type": kind, "title": "t", "source": {"type": "content", "content": [inner]}}
+    content = messages(messages=[{"role": "user", "content": [inner]}])["messages"][0]["content"]
+    assert content.startswith('t\n{"type":"') and "…" in content
+    shallow = {"type": kind, "content": [{"type": kind, "title": "u", "content": [{"type": "text", "text": "low"}]}]}
+    assert "low" in messages(messages=[{"role": "user", "content": [shallow]}])["messages"][0]["content"]
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

@@ -17,23 +17,26 @@ _THOUGHTS: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_tex
 """Types of parts that are reasoning, of Anthropic, Mistral, OpenAI and LangChain."""
 
 
-def read_texts(content: Any, where: str) -> list[str]:
-    """Return the texts of a content's parts: one for a string. Raises PromptError for the field `where`."""
+def read_texts(content: Any, where: str, in_thought: bool = False) -> list[str]:
+    """Return the texts of a content's parts: one for a string. Raises PromptError for the field `where`.
+
+    `in_thought`: the parts are those of reasoning, and none of them may have parts.
+    """
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise PromptError(where, f"must be a string or a list of text parts, not {json_type(content)}")
-    return [_read_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    return [_read_part(part, f"{where}[{at}]", in_thought) for at, part in enumerate(content)]
 
 
-def _read_part(part: Any, where: str) -> str:
+def _read_part(part: Any, where: str, in_thought: bool) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
         raise PromptError(where, f"must be a string or an object with type and text, not {json_type(part)}")
     kind = part.get("type", "text")
     if kind in _THOUGHTS:
-        return _read_thought(part, where)
+        return _read_thought(part, where, in_thought)
     field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
     if field is None:
         raise PromptError(f"{where}.type", f"is {quote(kind)}: this model reads text only")
@@ -43,10 +46,14 @@ def _read_part(part: Any, where: str) -> str:
     return text
 
 
-def _read_thought(part: dict[str, Any], where: str) -> str:
+def _read_thought(part: dict[str, Any], where: str, in_thought: bool = False) -> str:
     """Return the text of reasoning, or "" for reasoning that only its issuer can read. Some have the text in parts."""
     field = next((name for name in ("thinking", "reasoning", "text", "content", "summary") if part.get(name)), None)
-    return "" if field is None else "\n".join(read_texts(part[field], f"{where}.{field}"))
+    if field is None:
+        return ""
+    if in_thought and not isinstance(part[field], str):
+        raise PromptError(f"{where}.{field}", f"must be a string inside other reasoning, not {json_type(part[field])}")
+    return "\n".join(read_texts(part[field], f"{where}.{field}", in_thought=True))
 
 
 def split_thoughts(content: list[Any], where: str) -> tuple[list[Any], str]:

@@ -9,7 +9,7 @@ from fairlead_common.prompts.call_history import ArgumentBudget, complete_calls,
 from fairlead_common.prompts.chat_template import REASONING_FIELDS, ChatTemplate
 from fairlead_common.prompts.content_parts import json_type, read_texts, replace_media, split_thoughts
 from fairlead_common.prompts.template_probe import MessageForms, find_forms, probe_role
-from fairlead_common.prompts.turn_order import arrange, parts_in_style, text_in_style
+from fairlead_common.prompts.turn_order import answer_open_calls, arrange, parts_in_style, text_in_style
 from fairlead_common.truncate import quote
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -63,9 +63,10 @@ class ChatRenderer:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._template.render(self._normalize(messages, self.forms(tools is not None)), continue_final_message, variables)
+        normal = self._normalize(messages, self.forms(tools is not None), continue_final_message)
+        return self._template.render(normal, continue_final_message, variables)
 
-    def _normalize(self, messages: Any, forms: MessageForms) -> list[dict[str, Any]]:
+    def _normalize(self, messages: Any, forms: MessageForms, continue_final_message: bool) -> list[dict[str, Any]]:
         if not isinstance(messages, list):
             raise PromptError("messages", f"must be a list of messages, not {json_type(messages)}")
         if not messages:
@@ -77,6 +78,8 @@ class ChatRenderer:
             is_old = isinstance(message, dict) and (message.get("role") == "tool" or at < max(questions, default=0))
             message = {**message, "content": replace_media(message.get("content"))} if is_old else message
             normal += self._normalize_message(message, f"messages[{at}]", forms, budget)
+        if continue_final_message:
+            normal = answer_open_calls(normal, forms.order, forms.fillers)
         arranged = arrange(normal, forms.order, forms.fillers)
         return [_with_thinking_part(message) for message in arranged] if forms.reads_thinking_parts else arranged
 
@@ -169,7 +172,8 @@ def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
     thought = next((message[name] for name in REASONING_FIELDS if name in message), None)
     if thought is None:
         return message
-    content = message.get("content") or []
+    content = message.get("content")
+    content = [] if content is None else content
     parts = text_in_style(content, "parts") if isinstance(content, str) else content
     return {**message, "content": [{"type": "thinking", "thinking": thought}, *parts]}
 

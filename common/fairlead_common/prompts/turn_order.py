@@ -105,6 +105,19 @@ def arrange(messages: list[Message], order: TurnOrder, fillers: Fillers) -> list
     return messages
 
 
+def answer_open_calls(messages: list[Message], order: TurnOrder, fillers: Fillers) -> list[Message]:
+    """Put empty results between calls and the answer that the conversation ends with, where it would be moved before them.
+
+    An answer that is to be continued has to stay last.
+    """
+    start = next((at + 1 for at in reversed(range(len(messages))) if messages[at]["role"] != "assistant"), 0)
+    end = next((at + 1 for at in reversed(range(start, len(messages))) if "tool_calls" in messages[at]), start)
+    if (order.text_and_call and order.repeated_calls) or end == len(messages):
+        return messages
+    results = [_empty_result(call, fillers) for each in messages[start:end] for call in each.get("tool_calls", ())]
+    return [*messages[:end], *results, *messages[end:]]
+
+
 def _place_instructions(messages: list[Message], order: TurnOrder, fillers: Fillers) -> Iterator[Message]:
     """Give each system and developer message a role that the template renders at its place."""
     roles = [each["role"] for each in messages]

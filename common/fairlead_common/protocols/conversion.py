@@ -7,7 +7,7 @@ from typing import Any, Literal
 MAX_SHOWN = 10
 """Kinds in one list: the lists become a response header."""
 MAX_FIELD = 100
-"""Characters of a field's name: blocks can be hundreds of levels deep, and proxies refuse headers above 8 KiB."""
+"""Characters of a field's name: proxies refuse headers above 8 KiB."""
 
 
 class Omissions:

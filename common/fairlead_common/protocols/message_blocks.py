@@ -77,13 +77,16 @@ class BlockReader:
             return join_texts(texts)
         return f"Error: {texts[0]}" if len(texts) == 1 else join_texts(["Error:", *texts])
 
-    def _texts(self, content: Any, where: str, needs_media: bool = False) -> list[str]:
+    def _texts(self, content: Any, where: str, needs_media: bool = False, in_document: bool = False) -> list[str]:
         if isinstance(content, str):
             return [content]
-        return [text for at, block in iterate_objects(content, where) for text in self._block_texts(block, at, needs_media)]
+        return [text for at, block in iterate_objects(content, where) for text in self._block_texts(block, at, needs_media, in_document)]
 
-    def _block_texts(self, block: dict[str, Any], where: str, needs_media: bool = False) -> list[str]:
-        """Return what a model can read of a block that is neither a call nor a result. `needs_media`: refuse a picture or a file."""
+    def _block_texts(self, block: dict[str, Any], where: str, needs_media: bool = False, in_document: bool = False) -> list[str]:
+        """Return what a model can read of a block that is neither a call nor a result. `needs_media`: refuse a picture or a file.
+
+        `in_document`: a document in another one is passed as JSON, so that their depth is bounded.
+        """
         kind = block.get("type")
         match kind:
             case "text":
@@ -92,7 +95,7 @@ class BlockReader:
                 return [require_text(block, "tool_name", where)]
             case "compaction":
                 return list(filter(None, [check_text(block.get("content") or "", f"{where}.content")]))
-            case "search_result" | "document" if not is_media(block):
+            case "search_result" | "document" if not is_media(block) and not in_document:
                 return ["\n".join(self._document(block, where, needs_media))]
             case str() if kind in _LEFT_OUT:
                 self._omissions.leave_out(where, kind)
@@ -112,8 +115,8 @@ class BlockReader:
             if isinstance(heading, str):
                 yield heading
         if not isinstance(source, dict):
-            yield from self._texts(block.get("content") or [], f"{where}.content", needs_media)
+            yield from self._texts(block.get("content") or [], f"{where}.content", needs_media, True)
         elif source.get("type") == "text":
             yield require_text(source, "data", f"{where}.source")
         else:
-            yield from self._texts(source.get("content") or [], f"{where}.source.content", needs_media)
+            yield from self._texts(source.get("content") or [], f"{where}.source.content", needs_media, True)

@@ -2,15 +2,20 @@
 
 import gzip
 import json
+import re
 import socket
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from tests.common.test_json_size import BOMBS
 from tests.worker.api.process import WorkerProcess
 
+from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES
 from fairlead_worker.api import schema
 from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.http import INFERENCE
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -236,6 +241,51 @@ def test_unknown_paths_and_methods(shared: WorkerProcess) -> None:
         response = shared.client.request(method, path)
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
         assert set(response.headers["allow"].split(", ")) == allowed
+
+
+@pytest.mark.parametrize("path", INFERENCE)
+def test_other_methods_of_inference_paths(shared: WorkerProcess, path: str) -> None:
+    """POST does not pass FastAPI's routing; other methods do."""
+    for method in ("GET", "PUT"):
+        response = shared.client.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST"), method
+        _check_shape(path, response.json())
+
+
+def test_the_admin_port_has_no_inference_paths(start: Callable[..., WorkerProcess]) -> None:
+    worker = start(FAIRLEAD_ADMIN_PORT="0").wait_ready()
+    found = re.search(r"admin paths on (http://127\.0\.0\.1:\d+)", worker.log.read_text())
+    assert found
+    for path in INFERENCE:
+        for method in ("GET", "POST"):
+            response = httpx.request(method, found[1] + path, json={"prompt": "x", "max_tokens": 1})
+            assert response.status_code == 404, (method, path)
+            _check_shape(path, response.json())
+    assert worker.complete(prompt="x", max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(("POST", path, 400) for path in INFERENCE),
+        ("GET", "/v1/responses/none", 404),
+        ("DELETE", "/v1/responses/none", 404),
+        ("POST", "/v1/load_lora_adapter", 403),
+    ],
+)
+def test_an_error_before_the_first_byte_has_the_apis_shape(shared: WorkerProcess, method: str, path: str, status: int) -> None:
+    """Whether the handler was called through FastAPI or not."""
+    response = shared.client.request(method, path, content=b"[1" if method == "POST" else None)
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json"), response.text
+    assert response.headers["x-request-id"]
+    _check_shape(path, response.json())
+
+
+def _check_shape(path: str, answer: dict[str, Any]) -> None:
+    if path in (MESSAGES, COUNT_TOKENS):
+        assert set(answer) == {"type", "error"} and answer["type"] == "error" and set(answer["error"]) == {"type", "message"}
+    else:
+        assert set(answer) == {"error"} and set(answer["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 104857600", b"Transfer-Encoding: chunked"])

@@ -49,15 +49,17 @@ def convert_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
     added = _read_added_tokens(folder, settings)
     tokenizer, tokens = _read_tekken(folder / TEKKEN) if found == TEKKEN else _read_sentencepiece(folder / SENTENCEPIECE, added, settings)
     symbols = {number: token for number, token in tokenizer.get_added_tokens_decoder().items() if token.normalized}
-    for number, token in added:
-        size = tokenizer.get_vocab_size()
+    for at, (number, token) in enumerate(added):
         if (symbol := symbols.get(number)) is not None and symbol.content == token.content:
-            symbol.special, token = token.special, symbol
-        tokenizer.add_tokens([token])
+            symbol.special = token.special
+            added[at] = number, symbol
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_tokens([token for _, token in added])  # at once: each call reads all added tokens again
+    for number, token in added:
         if (got := tokenizer.token_to_id(token.content)) != number:
             raise TokenizerFileError(
                 f"{_SETTINGS} or {_ADDED} gives {token.content!r} the id {number}, and it would get {got}: "
-                f"added tokens must follow the {size} before them, and keep the ids of {found}; add the model's tokenizer.json"
+                f"added tokens must follow the {size} of {found} without a gap, and keep their ids; add the model's tokenizer.json"
             )
     tokenizer.post_processor = _add_ends(tokenizer, tokens | settings, settings)
     # The tokenizer has the added tokens already. With them in its settings, transformers would ignore the special tokens' file.
@@ -139,8 +141,11 @@ def _read_sentencepiece(
             f"{SENTENCEPIECE} is a SentencePiece model of a kind that is not supported (BPE and unigram are): add a tokenizer.json"
         )
     pieces = [piece.piece for piece in proto.pieces]
+    known = set(pieces)
     for number, token in added:  # they rename placeholders
-        if 0 <= number < len(pieces) and token.content not in pieces:
+        if 0 <= number < len(pieces) and token.content not in known:
+            known.discard(pieces[number])
+            known.add(token.content)
             pieces[number] = token.content
     tokenizer = Tokenizer(_model(proto, pieces))
     kinds = [piece.type for piece in proto.pieces]
