@@ -7,7 +7,7 @@ known therefore gets no requests, and one whose weight is gone gets requests onl
 import asyncio
 import math
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from time import monotonic
 
 import xxhash
@@ -66,9 +66,7 @@ class CanaryPolicy:
         if not split.revision and not any(worker.canary for worker in workers):
             return await self._inner.choose(request, tried)
         canary = {worker for worker in workers if worker.canary and worker.canary == split.revision}
-        stable = {
-            worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED
-        }  # a worker without a health check may be a canary
+        stable = _stable(workers)
         for side in self._ordered_sides(split, canary, stable, request, tried):
             if choice := await self._choose_within(side, request, tried):
                 return choice
@@ -103,7 +101,7 @@ class CanaryPolicy:
 
     def can_retry_on_stable(self, worker: Worker, request: RoutingRequest, tried: Tried) -> bool:
         """Return whether a 5xx of this worker is retried: a canary's is, while the stable side has a usable worker."""
-        return bool(worker.canary) and _has_usable({one for one in self._table if not one.canary}, request, tried)
+        return bool(worker.canary) and _has_usable(_stable(self._table), request, tried)
 
     # The file
 
@@ -160,6 +158,11 @@ class CanaryPolicy:
             self._inner.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
             excluded.add((choice.worker.address, choice.worker.generation))
         return None
+
+
+def _stable(workers: Iterable[Worker]) -> set[Worker]:
+    """Return the workers of the stable side. One without a health check may be a canary."""
+    return {worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED}
 
 
 def _has_usable(side: Collection[Worker], request: RoutingRequest, tried: Tried) -> bool:

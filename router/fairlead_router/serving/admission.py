@@ -215,7 +215,7 @@ class Admission:
         self._estimate_work(ticket)
         self._check_queue_limits(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
-        queue = self._best_effort if ticket.is_best_effort else self._queue
+        queue = self._queue_of(ticket)
         queue.push(ticket)
         if self._watching is None or self._watching.done():
             self._watching = supervise("queue", self._watch, self._metrics.task_failures)
@@ -320,18 +320,24 @@ class Admission:
         """Raise ApiError unless the queues have room for the request, or another one can be displaced: best effort first."""
         if self._is_closed:
             raise unavailable(SHUTTING_DOWN, retry_after=1)
-        limits = self._config
+        limits, victims = self._config, list[Ticket]()
         while self.queued()[0] >= limits.max_queue_requests or self._queued_bytes() + ticket.size > limits.max_queue_bytes:
             if ticket.is_best_effort:
                 victim = self._best_effort.find_victim(ticket)
             else:
                 victim = self._best_effort.find_last() or self._queue.find_victim(ticket)
-            error = self._full_error(ticket)
             if victim is None:
-                raise error
-            (self._best_effort if victim.is_best_effort else self._queue).discard(victim)
+                for displaced in reversed(victims):
+                    self._queue_of(displaced).push(displaced)
+                raise self._full_error(ticket)
+            self._queue_of(victim).discard(victim)
+            victims.append(victim)
+        for victim in victims:
             if victim.turn is not None and not victim.turn.done():
-                victim.turn.set_exception(error)
+                victim.turn.set_exception(self._full_error(ticket))
+
+    def _queue_of(self, ticket: Ticket) -> FairQueue[Ticket]:
+        return self._best_effort if ticket.is_best_effort else self._queue
 
     def _full_error(self, ticket: Ticket) -> ApiError:
         workers = self._table.usable()

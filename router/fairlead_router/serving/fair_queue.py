@@ -9,6 +9,7 @@ requests that arrive before its turn by arrival. Under overload most requests wa
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -50,13 +51,11 @@ class _Sum:
     count: int = 0
     size: int = 0
     tokens: int = 0
-    work: int = 0
 
     def add(self, item: QueuedRequest, sign: int = 1) -> None:
         self.count += sign
         self.size += sign * item.size
         self.tokens += sign * item.tokens
-        self.work += sign * item.work
 
 
 Place = tuple[float, int]
@@ -98,7 +97,8 @@ class FairQueue(Generic[Item]):
     def __init__(self) -> None:
         self._queues: dict[int, dict[QueueAccount, _Line[Item]]] = {}
         """By priority and tenant."""
-        self._by_account: dict[QueueAccount, _Sum] = {}
+        self._by_account: Counter[QueueAccount] = Counter()
+        """Requests of each tenant that has any."""
         self.total = _Sum()
 
     def __len__(self) -> int:
@@ -111,12 +111,10 @@ class FairQueue(Generic[Item]):
     def push(self, item: Item) -> None:
         """Insert by work. A requeued request goes before those that have not had their turn."""
         account = item.account
-        if account not in self._by_account:
-            if self._by_account:
-                account.served_tokens = max(account.served_tokens, min(other.served_tokens for other in self._by_account))
-            self._by_account[account] = _Sum()
+        if account not in self._by_account and self._by_account:
+            account.served_tokens = max(account.served_tokens, min(other.served_tokens for other in self._by_account))
         self._queues.setdefault(item.priority, {}).setdefault(account, _Line()).add(item)
-        self._by_account[account].add(item)
+        self._by_account[account] += 1
         self.total.add(item)
 
     def pop(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
@@ -146,9 +144,8 @@ class FairQueue(Generic[Item]):
         if not lines:
             del self._queues[item.priority]
         self.total.add(item, -1)
-        each = self._by_account[item.account]
-        each.add(item, -1)
-        if not each.count:
+        self._by_account[item.account] -= 1
+        if not self._by_account[item.account]:
             del self._by_account[item.account]
 
     def find_victim(self, newcomer: QueuedRequest) -> Item | None:
@@ -157,9 +154,9 @@ class FairQueue(Generic[Item]):
         Return None if the newcomer's tenant would then have as many, or if the newcomer is less urgent. No tenant can thus fill the queue
         against the others.
         """
-        own = self._by_account.get(newcomer.account, _Sum()).count + 1
+        own = self._by_account[newcomer.account] + 1
         item = self.find_last()
-        if item is None or item.account is newcomer.account or self._by_account[item.account].count <= own:
+        if item is None or item.account is newcomer.account or self._by_account[item.account] <= own:
             return None
         return item if item.priority >= newcomer.priority else None
 
@@ -167,7 +164,7 @@ class FairQueue(Generic[Item]):
         """Return the last and least urgent request of the tenant with the most requests; None if the queue is empty."""
         if not self._by_account:
             return None
-        account = max(self._by_account, key=lambda account: self._by_account[account].count)
+        account = max(self._by_account, key=self._by_account.__getitem__)
         priority = max(priority for priority, lines in self._queues.items() if account in lines)
         return self._queues[priority][account].items[-1][1]
 

@@ -72,7 +72,6 @@ async def test_prompts_of_whole_answers_that_are_computed_keep_no_others_away(fl
     queue = router.server.router.admission._queue
     await eventually(lambda: len(queue) > 10, "the worker has enough to compute")
     (known,) = router.table
-    assert known.pending_tokens > 0.9 * 0.5 * 6000
     await eventually(lambda: len(worker.received) == 40, "it gets the others once it should have computed those", 30)
     await eventually(lambda: not known.pending_tokens and not known.pending_prompts, "all are computed", 30)
     assert known.in_flight == 40

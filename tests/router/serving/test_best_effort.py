@@ -128,6 +128,15 @@ async def test_a_full_queue_drops_best_effort_first(fleet: Fleet) -> None:
     assert sorted(one.status_code for one in answers) == [200, 200, 503]
 
 
+async def test_best_effort_is_not_dropped_for_a_request_that_does_not_fit_anyway(fleet: Fleet) -> None:
+    router = await fleet.router(ready=0, workers=fleet.list_in_file(), max_queue_bytes=2000)
+    held = [asyncio.create_task(router.complete("x" * 1500)), batch(router)]
+    await eventually(lambda: router.server.router.admission.queued()[0] == 2, "both wait")
+    assert (await router.complete("x" * 1000)).status_code == 503
+    fleet.list_in_file(await fleet.worker())
+    assert [(await one).status_code for one in held] == [200, 200]
+
+
 async def test_a_class_with_an_itl_bound_avoids_workers_with_long_steps(fleet: Fleet) -> None:
     slow, fast = await fleet.worker(load={"step_seconds": 0.2}), await fleet.worker(load={"step_seconds": 0.01})
     router = await fleet.router(slow, fast, policy="RoundRobin", slo_classes=CLASSES)

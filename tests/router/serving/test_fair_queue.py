@@ -224,4 +224,3 @@ def test_the_queue_counts_its_items_and_tokens(steps: list[tuple[int, int, int, 
             queue.push(inside[-1])
         assert len(queue) == len(inside) == len(list(queue))
         assert queue.total.size == sum(item.size for item in inside) and queue.total.tokens == 10 * len(inside)
-        assert queue.total.work == sum(item.work for item in inside)

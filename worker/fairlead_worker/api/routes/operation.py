@@ -3,7 +3,7 @@
 Handlers write to the request's context and return nothing, because their stream of chunks ends together with the request's hold on the
 engine and the adapter. Bodies are read within their limit and decoded by msgspec, whose errors name the field. It decodes 8,000
 token ids in 147 µs, pydantic in 457 (`bench/end_to_end/front_cost.py`). FastAPI itself takes 60 µs of CPU time of a chat, a seventh, and up
-to 90 of a request for the last of its paths. So the middleware calls the handlers of requests for the engine itself.
+to 90 of a request for the last of its paths. So the middleware calls the handlers of `INFERENCE` paths directly.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -49,7 +49,6 @@ class Operation:
     handler: Handler
     answer: Any = None
     """The struct of a JSON response, or a union of structs."""
-    status: int = 200
     media_type: str = JSON
     """Of the response."""
     body: type[msgspec.Struct] | None = None
@@ -71,7 +70,7 @@ class Operation:
         content = {self.media_type: {"schema": schema}}
         if self.stream is not None:
             content[EVENTS] = {"schema": schema_of(self.stream)}
-        found: dict[int | str, dict[str, Any]] = {self.status: {"description": "The answer.", "content": content}}
+        found: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
         if self.refusal is not None:
             found[self.refusal] = {"description": "The answer is no.", "content": {JSON: {"schema": schema_of(self.answer)}}}
         error = {JSON: {"schema": schema_of(self.error)}}
@@ -118,7 +117,6 @@ def build_router(tag: str, operations: Iterable[Operation], head: bool = True) -
             methods=["GET", "HEAD"] if head and each.method == "GET" else [each.method],
             operation_id=each.id,
             summary=each.summary,
-            status_code=each.status,
             response_class=Response,
             responses=each.responses(),
             openapi_extra=each.request(),

@@ -25,7 +25,7 @@ class WaitingQueue:
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache, has_share: HasShare = lambda request: True) -> None:
-        """`has_share`: requests for which it is False are no candidates, and do not count as passed."""
+        """`has_share`: requests for which it is False are no candidates."""
         self._has_share = has_share
         self._cache = cache
         self._max_bypass = config.max_bypass
