@@ -143,7 +143,7 @@ async def test_codex_is_served(http: httpx.Client) -> None:
         "truncation": "auto",
     }
     answer = ask(http, "/v1/responses", **fields)
-    assert answer.status_code == 200 and answer.headers[WARNING] == "left out: web_search tools[2]", answer.text
+    assert answer.status_code == 200 and answer.headers[WARNING] == "left out: tools[1].description, web_search tools[2]", answer.text
     assert answer.json()["tools"] == fields["tools"]
 
 

@@ -9,7 +9,7 @@ from tests.worker.fake_gpu.waits import ROPE, unexpected
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 
-REFERENCE = {"deepseek_v3"}
+REFERENCE = {"deepseek_v3", "gpt_oss"}
 """Families whose attention FlashInfer does not serve."""
 CHANGING = {"dynamic rope"}
 """Families whose rope reads on the host how long the longest text is."""
