@@ -2,195 +2,41 @@
 
 import json
 import re
-from collections.abc import Iterator
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.common.chat_templates import OWN, REAL, STRICT
-from tokenizers import Tokenizer, models
-from transformers.utils.chat_template_utils import render_jinja_template
+from tests.common.chat_templates import OWN
+from tests.common.talks import (
+    ABSENT,
+    ANSWERED,
+    AS_PARTS,
+    ASKED,
+    HIGH,
+    HISTORIES,
+    MORE,
+    NEXT,
+    ORDERS,
+    PLAIN,
+    TEXTS,
+    TIDE,
+    TOOLS,
+    WIND,
+    Message,
+    check,
+    encoder_for,
+    find_python,
+    in_transformers,
+    own_encoder,
+    parts,
+    render,
+    serves,
+    talk,
+)
 
-from fairlead_common.prompts.call_history import complete_calls
-from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError
 from fairlead_common.prompts.messages import ChatRenderer
-from fairlead_worker.parsing.tool_template import build_tool_template
-
-Message = dict[str, Any]
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-TOOLS = [{"type": "function", "function": {"name": "forecast", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
-ABSENT = object()
-ASKED, ANSWERED, NEXT = ({"role": role, "content": text} for role, text in (("user", "Ask"), ("assistant", "Said"), ("user", "Then")))
-PLAIN = [ASKED, ANSWERED, NEXT]
-AS_PARTS = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in PLAIN]
-TOLD, LATER, AGAIN = (
-    {"role": "system", "content": "Rules"},
-    {"role": "system", "content": "Agents"},
-    {"role": "user", "content": "Again"},
-)
-ORDERS: list[list[Message]] = [
-    [TOLD, ASKED],
-    [TOLD, ASKED, LATER],
-    [TOLD, ASKED, NEXT],
-    [TOLD, ASKED, NEXT, LATER, AGAIN],
-    [TOLD, LATER, ASKED, ANSWERED, NEXT],
-    [TOLD, ASKED, ANSWERED, LATER, NEXT],
-    [ASKED, ANSWERED, {"role": "assistant", "content": "More"}, NEXT],
-]
-"""Claude Code sends the second, Codex the third."""
-
-
-DEVELOPED, LATE = ({"role": "developer", "content": text} for text in ("Devel", "Late"))
-MORE = {"role": "assistant", "content": "More"}
-
-
-def calling(*calls: Message, **said: Any) -> Message:
-    return {"role": "assistant", "content": None, "tool_calls": list(calls), **said}
-
-
-def call(arguments: Any = '{"h": "Harb"}', id: str = "abcdefg12", name: str = "tide") -> Message:
-    return {"id": id, "type": "function", "function": {"name": name} | ({} if arguments is ABSENT else {"arguments": arguments})}
-
-
-TIDE, WIND = calling(call()), calling(call(id="abcdefg13", name="wind"))
-HIGH, CALM = ({"role": "tool", "tool_call_id": id, "content": text} for id, text in (("abcdefg12", "High"), ("abcdefg13", "Calm")))
-HISTORIES: dict[str, list[Message]] = {
-    "text, call": [ASKED, ANSWERED, TIDE, HIGH],
-    "text, call, answer": [ASKED, ANSWERED, TIDE, HIGH, MORE, NEXT],
-    "text, text, call": [ASKED, ANSWERED, MORE, TIDE, HIGH],
-    "call, text": [ASKED, TIDE, ANSWERED, HIGH, MORE, NEXT],
-    "call, call": [ASKED, TIDE, WIND, HIGH, CALM],
-    "call, call, answer": [ASKED, TIDE, WIND, CALM, HIGH, MORE, NEXT],
-    "thoughts, calls": [ASKED, {**TIDE, "reasoning_content": "Hm"}, {**WIND, "reasoning_content": "Ho"}, HIGH, CALM],
-    "developer later": [TOLD, DEVELOPED, ASKED],
-    "developer again": [DEVELOPED, ASKED, ANSWERED, LATE, NEXT],
-    "developer last": [ASKED, DEVELOPED],
-    "developer, system": [DEVELOPED, TOLD, ASKED],
-    "answer first": [ANSWERED, ASKED],
-    "answer first in parts": [{**ANSWERED, "content": [{"type": "text", "text": "Said"}]}, *AS_PARTS[:1]],
-    "result first": [HIGH, ANSWERED, ASKED],
-    "result first in parts": [{**HIGH, "content": [{"type": "text", "text": "High"}]}, *AS_PARTS[:1]],
-    "result after system": [TOLD, HIGH, ANSWERED, ASKED],
-    "call first": [TIDE, HIGH, ANSWERED, ASKED],
-    "no question": [TIDE, HIGH],
-    "only a result": [HIGH],
-    "only an answer": [TOLD, ANSWERED],
-    "system": [TOLD],
-    "two systems": [TOLD, LATER],
-    "developer": [DEVELOPED],
-    "no result": [ASKED, TIDE, NEXT],
-    "one of two results": [ASKED, calling(call(), call(id="abcdefg13", name="wind")), HIGH, NEXT],
-    "answer for result": [ASKED, TIDE, ANSWERED, NEXT],
-    "late result": [ASKED, TIDE, NEXT, HIGH, MORE, AGAIN],
-    "result without call": [ASKED, ANSWERED, HIGH, NEXT],
-    "system before result": [TOLD, ASKED, TIDE, LATER, HIGH, MORE, NEXT],
-}
-TEXTS = ("Rules", "Agents", "Devel", "Late", "Ask", "Said", "More", "Then", "Again", "High", "Calm", "tide", "wind", "Harb")
-
-EMPTY_ARGUMENTS = (ABSENT, None, "", "  ", "null", '""', "{}", {})
-BROKEN_ARGUMENTS = (
-    '{"h": "Harb',
-    '{"h": ["Harb',
-    '{"h": "Harb"} trailing',
-    "Harb",
-    '["Harb"]',
-    '"Harb"',
-    '{"h": "Harb", "b": tr',
-    '"{\\"h\\": \\"Harb',
-)
-SIGNS = ("'type'", "'text'", "[{'", "'h':", "['", "None", "Undefined")
-"""Signs of Python's writing of the values in these conversations."""
-
-
-def talk(arguments: Any = '{"h": "Harb"}', result: Any = "High", id: str = "abcdefg12", **said: Any) -> list[Message]:
-    """Return a conversation with a call. `said`: fields of its message; ABSENT leaves one out."""
-    message = {"role": "assistant", "content": None, "tool_calls": [call(arguments, id)], **said}
-    message = {key: value for key, value in message.items() if value is not ABSENT}
-    return [ASKED, message, {"role": "tool", "tool_call_id": id, "content": result}, ANSWERED, NEXT]
-
-
-def parts(text: str) -> list[Message]:
-    return [{"type": "text", "text": text}]
-
-
-def in_transformers(source: str, messages: list[Message], tools: Any = None) -> str | None:
-    """Return transformers' rendering, or None if the template refuses the messages."""
-    try:
-        return render_jinja_template([messages], tools=tools, chat_template=source, add_generation_prompt=True, **SPECIAL)[0][0]
-    except Exception:  # a template raises anything
-        return None
-
-
-def encoder_for(source: str) -> PromptEncoder:
-    """Return the encoder that router and worker have for a model with this template."""
-    return PromptEncoder(
-        PromptFormat(
-            tokenizer_json=Tokenizer(models.BPE()).to_str(),
-            tokenizer_digest="t",
-            model_digest="m",
-            model_names=["m"],
-            block_tokens=16,
-            max_model_len=64,
-            chat_template=source,
-            tool_template=build_tool_template(source),
-            special_tokens=SPECIAL,
-        )
-    )
-
-
-def render(encoder: PromptEncoder, messages: list[Message], tools: Any = None) -> str:
-    """Tests share renderings of the same messages."""
-    return _render(encoder, json.dumps(messages), bool(tools))
-
-
-@lru_cache(maxsize=1024)
-def _render(encoder: PromptEncoder, messages: str, has_tools: bool) -> str:
-    return encoder.render_chat(json.loads(messages), TOOLS if has_tools else None, True)
-
-
-def check(encoder: PromptEncoder, messages: list[Message], *texts: str) -> None:
-    """Require that the messages render with their texts, with tools and without."""
-    for tools in (None, TOOLS):
-        if not serves(encoder, tools):
-            continue
-        output = render(encoder, messages, tools)
-        assert not [text for text in texts if text not in output], (messages, output)
-        assert not find_python(output, encoder.format.chat_template), (messages, output)
-
-
-def serves(encoder: PromptEncoder, tools: Any) -> bool:
-    """Return False for a template that needs variables of its own, as of another program. Transformers cannot render it either."""
-    try:
-        render(encoder, PLAIN, tools)
-    except PromptError:
-        assert not any(in_transformers(encoder.format.chat_template, each, tools) for each in (PLAIN, AS_PARTS))
-        return False
-    return True
-
-
-def find_python(output: str, source: str) -> list[str]:
-    """Return the signs of Python's writing in a prompt. A list in a call that is written as Python is right."""
-    return [sign for sign in SIGNS if sign in output and sign not in source and not (sign == "['" and "h=['" in output)]
-
-
-def encoders() -> Iterator[Any]:
-    for name, source in (OWN | {"strict": STRICT}).items():
-        yield pytest.param(source, id=name)
-    for path in REAL:
-        yield pytest.param(path, id=path.stem[-60:])
-
-
-@pytest.fixture(params=encoders(), scope="module")
-def encoder(request: pytest.FixtureRequest) -> PromptEncoder:
-    source = request.param.read_text(encoding="utf-8") if isinstance(request.param, Path) else request.param
-    try:
-        return encoder_for(source)
-    except PromptError as error:
-        assert in_transformers(source, PLAIN) is None
-        pytest.skip(str(error))
 
 
 def test_an_empty_optional_field_is_no_field(encoder: PromptEncoder) -> None:
@@ -201,11 +47,6 @@ def test_an_empty_optional_field_is_no_field(encoder: PromptEncoder) -> None:
         for value in ([], None):
             output = render(encoder, [ASKED, {**ANSWERED, key: value}, {**NEXT, key: value}])
             assert output == render(encoder, PLAIN) and output in expected, key
-
-
-def test_a_result_in_parts_is_its_text(encoder: PromptEncoder) -> None:
-    for result in (parts("High"), ["High"], [{"type": "output_text", "text": "High"}], [*parts("It is"), *parts("High")]):
-        check(encoder, talk(result=result), "tide", "Harb", "High", "Said", "Then")
 
 
 def test_parts_of_any_role_are_text(encoder: PromptEncoder) -> None:
@@ -232,133 +73,9 @@ def test_every_kind_of_text_is_read(encoder: PromptEncoder) -> None:
     assert render(encoder, [ASKED, {"role": "assistant", "content": None, "refusal": "Said"}, NEXT]) == render(encoder, PLAIN)
 
 
-def test_a_call_without_text_is_kept(encoder: PromptEncoder) -> None:
-    for content in (ABSENT, None, "", [], parts("")):
-        check(encoder, talk(content=content), "Ask", "tide", "Harb", "High", "Said", "Then")
-
-
-def test_a_call_is_rendered_as_transformers_renders_it(encoder: PromptEncoder) -> None:
-    """In one of the forms that transformers' users may give it, where one of them keeps the call and its result."""
-    forms = [
-        [{**each, "content": parts(each["content"])} if style and isinstance(each.get("content"), str) else each for each in form]
-        for style in (False, True)
-        for arguments in ({"h": "Harb"}, '{"h": "Harb"}')
-        for content in (ABSENT, None, "")
-        for form in [talk(arguments, content=content)]
-    ]
-    for tools in (None, TOOLS):
-        outputs = [in_transformers(encoder.format.chat_template, form, tools) for form in forms]
-        expected = [text for text in outputs if text and "tide" in text and "High" in text and not find_python(text, "")]
-        native = not tools or not encoder.format.tool_template
-        assert not expected or not native or render(encoder, talk(), tools) in expected
-
-
-def test_no_arguments_are_an_empty_object(encoder: PromptEncoder) -> None:
-    for arguments in EMPTY_ARGUMENTS:
-        check(encoder, talk(arguments), "Ask", "tide", "High", "Said", "Then")
-        if serves(encoder, None):
-            assert render(encoder, talk(arguments)) == render(encoder, talk("{}")), arguments
-
-
-def test_what_a_model_wrote_as_arguments_renders(encoder: PromptEncoder) -> None:
-    for arguments in BROKEN_ARGUMENTS:
-        check(encoder, talk(arguments), "Ask", "tide", "Harb", "High", "Said", "Then")
-
-
-def test_text_after_the_arguments_is_kept(encoder: PromptEncoder) -> None:
-    for arguments in ('{"h": "Harb"}{"h": "Quay"}', '{"h": "Harb"} Quay', '{"h": "Harb"}\n</tool_call>Quay'):
-        check(encoder, talk(arguments), "tide", "Harb", "Quay", "High", "Said", "Then")
-
-
-def test_half_of_a_surrogate_pair_is_replaced(encoder: PromptEncoder) -> None:
-    for arguments in (
-        '{"h": "Harb\\ud83d"}',
-        '{"h": ["\\ude00 Harb"]}',
-        '{"\\ud800": "Harb"}',
-        '{"h": "Harb\\ud83d',
-        '"{\\"h\\": \\"Harb\\\\ud83d',
-    ):
-        if serves(encoder, None):
-            assert "Harb" in render(encoder, talk(arguments)).encode().decode()
-    assert "Harb 😀é" in render(own_encoder("joined text"), talk({"h": "Harb 😀é"}))
-    assert "Harb 😀é" in render(own_encoder("items"), talk('{"h": "Harb \\ud83d\\ude00\\u00e9"}'))
-
-
-def test_calls_and_results_without_id_or_type_are_completed(encoder: PromptEncoder) -> None:
-    def check_without(*fields: str, result: Message) -> None:
-        messages = talk()
-        messages[1]["tool_calls"] = [{key: value for key, value in call().items() if key not in fields}]
-        messages[2] = {"role": "tool", "content": "High", **result}
-        check(encoder, messages, "tide", "Harb", "High", "Said", "Then")
-
-    check_without("type", result={"tool_call_id": "abcdefg12"})
-    check_without("id", "type", result={})
-    check_without(result={})
-    check_without(result={"tool_call_id": "another01"})
-    flat = [{"id": "abcdefg12", "name": "tide", "arguments": '{"h": "Harb"}'}]
-    check(encoder, talk(tool_calls=flat), "tide", "Harb", "High", "Said", "Then")
-    if serves(encoder, None):
-        assert render(encoder, talk(tool_calls=flat)) == render(encoder, talk())
-
-
-def test_each_result_without_id_gets_that_of_its_call() -> None:
-    named = [call(id="a"), {**call(), "id": None}, call(id="b")]
-    results = [{"role": "tool", "content": "x", **({"tool_call_id": id} if id else {})} for id in ("b", None, None, "z")]
-    _, said, *told = complete_calls([ASKED, {"role": "assistant", "tool_calls": named}, *results])
-    assert [each["id"] for each in said["tool_calls"]] == ["a", "call00001", "b"]
-    assert [each["tool_call_id"] for each in told] == ["b", "a", "call00001", "z"]
-
-
-def test_calls_of_openais_first_api_are_calls(encoder: PromptEncoder) -> None:
-    if not serves(encoder, None):
-        return
-    message = {"role": "assistant", "content": None, "function_call": call()["function"]}
-    result = {"role": "function", "name": "tide", "content": "High"}
-    messages = [ASKED, message, result, ANSWERED, NEXT]
-    check(encoder, messages, "Ask", "tide", "Harb", "High", "Said", "Then")
-    with pytest.raises(PromptError) as refusal:
-        render(encoder, [ASKED, {**message, "function_call": "tide"}, NEXT])
-    assert refusal.value.field == "messages[1].function_call"
-
-
-def test_a_tool_may_return_nothing(encoder: PromptEncoder) -> None:
-    for result in (None, "", [], parts("")):
-        check(encoder, talk(result=result), "tide", "Harb", "Said", "Then")
-
-
-def test_every_answer_with_calls_can_be_sent_back(encoder: PromptEncoder) -> None:
-    for content in (None, "Look", parts("Look")):
-        for thought in ({}, {"reasoning_content": "Hm"}, {"reasoning": "Hm"}):
-            messages = talk(content=content, **thought)
-            check(encoder, messages, "tide", "Harb", "High", "Said", "Then")
-            messages[1]["tool_calls"] = [call(), call('{"h": "Quay"}', "abcdefg13", "wind")]
-            messages.insert(3, {"role": "tool", "tool_call_id": "abcdefg13", "content": "Calm"})
-            check(encoder, messages, "tide", "Harb", "High", "wind", "Quay", "Calm", "Said", "Then")
-
-
-def test_the_result_of_each_call_follows_it_where_a_message_has_one_call() -> None:
-    """Gpt-oss names the last call at each result, and Llama 3.1 refuses two calls in a message."""
-    messages = talk(tool_calls=[call(), call('{"h": "Quay"}', "abcdefg13", "wind")], content="Look")
-    messages[2:3] = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in (("abcdefg13", "Calm"), ("abcdefg12", "High"))]
-    output = render(own_encoder("one call"), messages)
-    assert [word for word in output.replace("<", " ").replace(">", " ").split() if word in ("tide", "High", "wind", "Calm", "Said")] == [
-        "tide",
-        "High",
-        "wind",
-        "Calm",
-        "Said",
-    ]
-    kept = render(own_encoder("object"), messages)
-    assert kept.index("wind") < kept.index("Calm") < kept.index("High")
-
-
 def test_an_answer_without_text_can_be_sent_back(encoder: PromptEncoder) -> None:
     for said in ({"content": ""}, {"content": None}, {}, {"content": []}, {"content": None, "reasoning_content": "Hm"}):
         check(encoder, [ASKED, {"role": "assistant", **said}, NEXT], "Ask", "Then")
-
-
-def test_another_servers_ids_are_taken(encoder: PromptEncoder) -> None:
-    check(encoder, talk(id="call_0123456789abcdef"), "tide", "Harb", "High", "Said", "Then")
 
 
 def test_no_order_of_turns_is_refused_or_lost(encoder: PromptEncoder) -> None:
@@ -427,19 +144,6 @@ def test_reasoning_in_parts_is_the_templates_reasoning(encoder: PromptEncoder) -
     assert not is_rendered or "Hm" in output
 
 
-def test_a_question_beside_a_result_is_kept(encoder: PromptEncoder) -> None:
-    if not serves(encoder, TOOLS):
-        return
-    until_result = talk(content=ABSENT)[:3]
-    try:
-        render(encoder, until_result, TOOLS)
-    except PromptError:
-        return  # the template has no results
-    for others in ([NEXT], [LATER], [NEXT, LATER]):
-        output = render(encoder, [*until_result, *others], TOOLS)
-        assert not [each["content"] for each in others if each["content"] not in output], output
-
-
 def continued(encoder: PromptEncoder, messages: list[Message], tools: Any = None) -> str:
     return encoder.render_chat(messages, tools, False, continue_final_message=True)
 
@@ -473,11 +177,6 @@ _VALUES = st.recursive(
     lambda each: st.lists(each, max_size=3) | st.dictionaries(st.just("h"), each),
     max_leaves=5,
 )
-
-
-@cache
-def own_encoder(kind: str) -> PromptEncoder:
-    return encoder_for(OWN[kind])
 
 
 @settings(max_examples=200, deadline=None)
@@ -531,24 +230,6 @@ def test_thinking_has_one_level_of_parts(name: str) -> None:
         with pytest.raises(PromptError, match="must be a string inside other reasoning") as refusal:
             render(own_encoder("thinking parts"), [ASKED, {**ANSWERED, name: thought}])
         assert refusal.value.field == f"messages[1].{name}[0].thinking[0].thinking"
-
-
-@pytest.mark.parametrize(
-    ("field", "given_call"),
-    [("", 5), (".function", {"id": "a"}), (".function", {"function": "f"}), (".function.name", {"function": {"name": 5}})],
-)
-def test_a_call_that_is_none_is_refused_by_name(field: str, given_call: Any) -> None:
-    with pytest.raises(PromptError) as refusal:
-        render(own_encoder("object"), talk(tool_calls=[given_call]))
-    assert refusal.value.field == f"messages[1].tool_calls[0]{field}"
-
-
-@pytest.mark.parametrize("id", [5, [1], {"a": 1}, None, ""])
-@pytest.mark.parametrize("kind", ["one call", "object"])
-def test_ids_of_any_type_render(kind: str, id: Any) -> None:
-    messages = talk(tool_calls=[call(id=id), call(id=id, name="wind")])
-    messages[2]["tool_call_id"] = id
-    assert all(text in render(own_encoder(kind), messages) for text in ("tide", "wind", "High", "Then"))
 
 
 @pytest.mark.parametrize(

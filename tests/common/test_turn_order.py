@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.common.test_conversations import Message
+from tests.common.talks import Message
 
 from fairlead_common.prompts import turn_order
 from fairlead_common.prompts.turn_order import Fillers, TurnOrder, arrange
