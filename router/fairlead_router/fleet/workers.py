@@ -20,8 +20,6 @@ from fairlead_router.fleet.prediction_error import PredictionError
 from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
-UNKNOWN_RATE = 2000.0
-"""Prefill rate assumed for a worker that has not measured its own, tokens per second. It only serves to compare workers."""
 MIN_CHECK_INTERVAL_SECONDS = 0.1
 """Shortest interval between health checks that the index's records of another incarnation cause."""
 MAX_CACHED_MODELS = 64
@@ -140,17 +138,14 @@ class Worker:
         """Return whether the worker can serve such a request, regardless of its load. `model`: as in `RoutingRequest`."""
         return self.role in ("", "both") and (not model or model in self.models or model in self.adapters)
 
-    def expected_wait(self) -> float:
+    def expected_wait(self, now: float) -> float:
         """Return the seconds until a prompt sent now would begin, by this router's view."""
-        backlog = max(self.load.backlog_tokens, self.pending_tokens)
-        return backlog / self.rate + self.load.step_seconds + 1e-3 * max(self.in_flight, self.load.running + self.load.waiting)
+        load, backlog = self.load, max(self.load.backlog_after(now - self.load_at), self.pending_tokens)
+        return backlog / load.rate + load.step_seconds + 1e-3 * max(self.in_flight, load.running + load.waiting)
 
     def ready_at(self, now: float) -> float:
         """Return when it could begin a prompt, monotonic seconds, by this router's view; later without free KV pages for a usual one."""
-        load, waiting = self.load, max(self.in_flight, self.load.running + self.load.waiting)
-        begins = max(self.load_at + load.backlog_tokens / self.rate, now + self.pending_tokens / self.rate)
-        full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
-        return begins + load.step_seconds + 1e-3 * waiting + (NO_ROOM if full else 0.0)
+        return now + self.expected_wait(now) + (0.0 if self.load.has_room(USUAL_TOKENS) else NO_ROOM)
 
     def begin_prompt(self, tokens: int) -> None:
         """Count a prompt with `tokens` to compute."""
@@ -167,12 +162,12 @@ class Worker:
 
     def prefill_seconds(self, now: float) -> float:
         """Return the seconds of prefill ahead: as reported, less what was computed since, or of this router's prompts."""
-        reported = self.load.backlog_tokens / self.rate - (now - self.load_at)
-        return max(0.0, reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
+        reported = self.load.backlog_after(now - self.load_at) / self.rate
+        return max(reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
 
     @property
     def rate(self) -> float:
-        return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
+        return self.load.rate
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -9,6 +9,8 @@ from itertools import chain, islice
 from time import monotonic
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -197,10 +199,11 @@ class Chooser:
         scored = loads.workers.get(worker.address) if loads is not None and loads.is_fresh else None
         if scored is not None and loads is not None:
             loads.refresh(scored)
-            backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.reserved_tokens = max(scored.reserved_tokens, worker.pending_tokens - backlog)  # no report covers pending tokens yet
         else:
-            scored = score_locally(worker, self._block_tokens(request, worker.address), self._clock())
+            backlog = round(worker.load.backlog_after(self._clock() - worker.load_at))
+            load = replace(worker.load, backlog_tokens=backlog)  # no prompt counts as waiting once the report would be worked off
+            scored = ScoredWorker(worker.address, self._block_tokens(request, worker.address), load)
+        scored.reserved_tokens = max(scored.reserved_tokens, worker.pending_tokens - scored.backlog)  # no report covers pending tokens yet
         scored.depth = held // scored.block_tokens
         return scored
 
@@ -213,23 +216,3 @@ class Chooser:
 
     def _reserve(self, address: str, tokens: float) -> bytes:
         return self._loads.reserve(address, tokens) if self._loads is not None else b""
-
-
-def score_locally(worker: Worker, block_tokens: int, now: float) -> ScoredWorker:
-    """Return the worker's score input. Its backlog is the larger of the reported one less progress, and pending tokens."""
-    load = worker.load
-    backlog = max(0.0, load.backlog_tokens - load.prefill_rate * (now - worker.load_at))
-    return ScoredWorker(
-        address=worker.address,
-        block_tokens=block_tokens,
-        reserved_tokens=max(0.0, worker.pending_tokens - backlog),
-        waiting=load.waiting,
-        backlog=backlog,
-        rate=load.prefill_rate,
-        step=load.step_seconds,
-        pages_free=load.pages_free,
-        pages_total=load.pages_total,
-        page_size=load.page_size,
-        arrivals=load.arrival_rate,
-        running=load.running,
-    )

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker, ready_key
 from fairlead_index.worker_load import WorkerLoad
@@ -23,7 +24,9 @@ class Index:
 
     def __init__(self, count: int) -> None:
         self.is_fresh = True
-        self.workers = {f"w{n}:1": ScoredWorker(f"w{n}:1", BLOCK, backlog=1000.0 * n, rate=1000.0) for n in range(count)}
+        self.workers = {
+            f"w{n}:1": ScoredWorker(f"w{n}:1", BLOCK, WorkerLoad(backlog_tokens=1000 * n, prefill_rate=1000.0)) for n in range(count)
+        }
         self.reserved: dict[bytes, tuple[str, float]] = {}
 
     @property
@@ -47,7 +50,7 @@ def make(count: int, is_alone: bool = False, **options: bool) -> tuple[Chooser, 
     table.set_addresses(list(index.workers))
     for worker in table:
         worker.ready = True
-        worker.load = WorkerLoad(backlog_tokens=int(index.workers[worker.address].backlog), prefill_rate=1000.0)
+        worker.load = index.workers[worker.address].load
     return Chooser(table, index, is_alone, **options), index, table
 
 
@@ -65,7 +68,7 @@ def test_a_large_fleet_is_scored_by_its_deepest_holders_and_its_soonest_workers(
 def test_workers_without_room_do_not_displace_better_ones_of_a_large_fleet() -> None:
     chooser, index, _ = make(60)
     for scored in list(index.workers.values())[:25]:
-        scored.pages_total, scored.page_size, scored.pages_free = 100, BLOCK, 1
+        scored.load = replace(scored.load, pages_total=100, page_size=BLOCK, pages_free=1)
     assert chooser.rank(REQUEST, Prefixes({}, "remote")).starts[0].address == "w25:1"
 
 

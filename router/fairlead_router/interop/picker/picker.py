@@ -14,7 +14,7 @@ from fairlead_common.truncate import truncate
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
-from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
@@ -114,11 +114,11 @@ class Picker:
         self._check_wait(choice)
         self._charge(request, prompt, choice)
         session = PickSession(self._table, self._policy, self._metrics, routing_request, choice, prompt.params.stream)
-        first = choice.worker
+        first, now = choice.worker, monotonic()
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
         others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, request.subset)]
-        others.sort(key=Worker.expected_wait)
+        others.sort(key=lambda worker: worker.expected_wait(now))
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
         client = request.client
@@ -164,7 +164,7 @@ class Picker:
         raise unavailable(f"No worker is ready{where}{status}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
-        wait, limit = choice.worker.expected_wait(), self._config.picker_max_wait
+        wait, limit = choice.worker.expected_wait(monotonic()), self._config.picker_max_wait
         if not limit or wait <= limit:
             return
         self._policy.release(choice)
