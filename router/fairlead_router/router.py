@@ -211,7 +211,7 @@ class Router:
         config = self.config
         if not config.redis:
             return None
-        return IndexConfig(config.redis, config.namespace, config.index_mode, config.router_replicas)
+        return IndexConfig(config.redis, config.namespace, config.index_mode)
 
     def _make_policy(self) -> Policy:
         name: RoutingPolicy = self.config.policy  # the import of its type makes an incremental mypy check this file again

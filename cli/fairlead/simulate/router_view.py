@@ -65,7 +65,7 @@ class IndexLoads:
         self._fleet, self._clock = fleet, clock
         self.is_fresh = True
         """Whether Redis answers."""
-        self.others_changed_at = -math.inf
+        self.others_changed_at = -math.inf if fleet.num_routers == 1 else math.inf
         self.workers = {address: ScoredWorker(address, fleet.block_tokens, WorkerLoad()) for address in fleet.addresses}
         self._reservations = 0
 

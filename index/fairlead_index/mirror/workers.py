@@ -65,8 +65,8 @@ class FleetReader:
         self._addresses: dict[bytes, str] = {}  # by slot
         self.soonest = StartOrder()
         """Addresses of the workers, sorted by how soon each can start a prompt. Reservations count immediately."""
-        self.others_changed_at = float("-inf")
-        """When another router last reserved or released, as far as is known here, monotonic seconds."""
+        self.others_changed_at = time.monotonic()
+        """When another router last reserved or released, as far as is known here, monotonic seconds; at first now, as one may have."""
         self._read_at = float("-inf")
         self._is_answering = False
         self._next_read_at = 0.0

@@ -21,7 +21,7 @@ from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 BLOCK_TOKENS = 64
 """Block size assumed where nothing shows it: the least cost of a prompt, tokens."""
 ALONE_SECONDS = 60.0
-"""Time without a reservation of another router after which this one counts as alone."""
+"""Time without a reservation of another router after which this one knows all prompts in flight."""
 MAX_UNINDEXED = 4
 """Workers of a large fleet, the soonest by this router's own view, that are considered in case the index lacks them."""
 
@@ -40,6 +40,11 @@ class Prefixes:
     @property
     def is_current(self) -> bool:
         return self.source in ("mirror", "remote")
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether the index cannot show what this router has sent, so that it counts as held."""
+        return self.source in ("outdated", "local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,13 @@ class Chooser:
         self,
         table: WorkerTable,
         loads: Loads | None,
-        is_alone: bool = True,
         keep_candidates: bool = False,
         clock: Callable[[], float] = monotonic,
         draw: Callable[[], bytes] = lambda: os.urandom(8),
     ) -> None:
-        """`loads`: None without an index. `is_alone`: there is no other router, so this one knows all prompts in flight; several, which
-        know a part each, would gather a burst at one worker. `keep_candidates`: choices have the workers that were compared. `draw`:
-        returns 8 random bytes."""
+        """`loads`: None without an index. `keep_candidates`: choices have the compared workers. `draw`: returns 8 random bytes."""
         self._table, self._loads, self._keep_candidates, self._clock, self._draw = table, loads, keep_candidates, clock, draw
-        self._sent = SentPrefixes()
-        self._in_flight = PromptsInFlight() if is_alone else None
+        self._sent, self._in_flight = SentPrefixes(), PromptsInFlight()
 
     def choose(self, request: RoutingRequest, tried: Tried, prefixes: Prefixes) -> Choice | None:
         """Choose a worker and reserve its work; None while there is none."""
@@ -106,20 +107,18 @@ class Chooser:
         if prefixes.is_current:
             self._sent.clear()
             reservation = self._reserve(best.address, best.cost)
-            if self._in_flight is not None:
-                rest = request.hashes_of(worker)[held // self._block_tokens(request, worker.address) :]
-                self._in_flight.add(reservation, worker.address, rest, self._clock())
+            rest = request.hashes_of(worker)[held // self._block_tokens(request, worker.address) :]
+            self._in_flight.add(reservation, worker.address, rest, self._clock())
             return Choice(worker, best.cached, max(0, best.cached - held), reservation=reservation, candidates=kept)
         cached = min(best.cached, self.known(request, prefixes).get(best.address, 0))  # what is only expected at a home may not be there
-        if self._counts_sent(prefixes):
+        if prefixes.counts_sent:
             self._sent.add(worker, self._block_tokens(request, worker.address), request.hashes_of(worker))
         reservation = self._reserve(best.address, request.prompt_tokens - cached)
         return Choice(worker, cached, is_outdated=True, reservation=reservation, candidates=kept)
 
     def release(self, reservation: bytes) -> None:
         """End a reservation: the answer has begun, or the attempt has failed."""
-        if self._in_flight is not None:
-            self._in_flight.remove(reservation)
+        self._in_flight.remove(reservation)
         if self._loads is not None:
             self._loads.release(reservation)
 
@@ -131,14 +130,10 @@ class Chooser:
     def known(self, request: RoutingRequest, prefixes: Prefixes) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address; while Redis is away, with what this router has sent since."""
         held = prefixes.held
-        if self._counts_sent(prefixes):
+        if prefixes.counts_sent:
             for hashes in request.chains:
                 held = self._sent.add_to(held, hashes)
         return held
-
-    def _counts_sent(self, prefixes: Prefixes) -> bool:
-        """Return whether prompts that this router has sent count as held: also without a copy of the index if there is no other router."""
-        return prefixes.source == "outdated" or (prefixes.source == "local" and self._in_flight is not None)
 
     def soonest(self, request: RoutingRequest, tried: Tried) -> list[str]:
         """Return the workers that can start a prompt soonest: the index's order, after those that it lacks; [] for a small fleet."""
@@ -174,7 +169,7 @@ class Chooser:
     def _expected(self, request: RoutingRequest, tried: Tried, prefixes: Prefixes) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address; while Redis is away, longer prefixes are expected at their homes."""
         held = self.known(request, prefixes)
-        if prefixes.source not in ("outdated", "local") or not len(request.hashes):
+        if not prefixes.counts_sent or not len(request.hashes):
             return held
         allowed = self._table.eligible_addresses(tried, request.model)
 
@@ -184,10 +179,13 @@ class Chooser:
         return expect_at_homes(held, request.hashes, block_tokens_of, lambda place: self._table.home(place, allowed))
 
     def _computing(self, request: RoutingRequest, prefixes: Prefixes) -> dict[str, int]:
-        """Return the tokens by address that workers will hold beyond the index, because this router has sent them a prompt with these."""
+        """Return the tokens by address that workers will hold beyond the index, because this router has sent them a prompt with these.
+
+        Nothing while other routers send too: each knows its own part of a burst, and several would gather it at one worker.
+        """
         found: dict[str, int] = {}
         loads, now = self._loads, self._clock()
-        if self._in_flight is None or loads is None or not prefixes.is_current or now - loads.others_changed_at <= ALONE_SECONDS:
+        if loads is None or not prefixes.is_current or now - loads.others_changed_at <= ALONE_SECONDS:
             return found
         for hashes in request.chains:
             found |= self._in_flight.extend(prefixes.held, hashes, partial(self._block_tokens, request), now)
