@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from heapq import nlargest
+from itertools import chain, islice
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import StartOrder
-from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
+from fairlead_index.score import CONSIDERED, HOLDERS, NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, MergedAdapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
@@ -253,6 +254,20 @@ class WorkerTable:
         allowed = self.eligible_addresses(excluded, model)
         found = list(islice((address for address in self._order if address in allowed), count))
         return [self._workers[address] for address in found] or _exclude(eligibility.last_resort.workers, excluded)
+
+    def considered(
+        self, held: Mapping[str, int], soonest: Sequence[str], excluded: Collection[tuple[str, int]] = (), model: str = ""
+    ) -> Sequence[Worker]:
+        """Return the workers to compare for a prompt: of a large fleet its deepest holders, then the `soonest`, CONSIDERED in all.
+
+        `held`: tokens of the prompt that each holds, by address. `soonest`: addresses; empty for a small fleet, of which all are compared.
+        """
+        if not soonest:
+            return self.usable(excluded, model)
+        allowed = self.eligible_addresses(excluded, model)
+        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
+        addresses = islice(dict.fromkeys(chain(deepest, soonest)), CONSIDERED)
+        return [self._workers[address] for address in addresses if address in self._workers]
 
     def home(self, place: int, allowed: Container[str]) -> Worker | None:
         """Return the worker that every router would choose for a place on the hash ring, among the addresses in `allowed`."""

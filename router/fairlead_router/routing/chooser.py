@@ -1,18 +1,17 @@
 """The choice of a worker by the score, from what this router knows at the moment. No I/O: `fairlead simulate` runs it too."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest
-from itertools import chain, islice
+from itertools import islice
 from time import monotonic
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import CONSIDERED, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
 from fairlead_router.routing.prompts_in_flight import PromptsInFlight, prefer_computing
@@ -151,20 +150,11 @@ class Chooser:
         held, computing = self._expected(request, tried, prefixes), self._computing(request, prefixes)
         if computing:
             held = {**held, **computing}
-        scored = [self._score(request, worker, held.get(worker.address, 0)) for worker in self._considered(request, tried, held)]
+        workers = self._table.considered(held, self.soonest(request, tried), tried, request.model)
+        scored = [self._score(request, worker, held.get(worker.address, 0)) for worker in workers]
         asked = len(scored) if computing else wanted
         starts = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, self._draw(), asked)
         return prefer_computing(starts, computing)[:wanted]
-
-    def _considered(self, request: RoutingRequest, tried: Tried, held: Mapping[str, int]) -> Sequence[Worker]:
-        """Return the workers to score."""
-        soonest = self.soonest(request, tried)
-        if not soonest:
-            return self._table.usable(tried, request.model)
-        allowed = self._table.eligible_addresses(tried, request.model)
-        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
-        addresses = islice(dict.fromkeys(chain(deepest, soonest)), CONSIDERED)
-        return [worker for address in addresses if (worker := self._table.get(address)) is not None]
 
     def _expected(self, request: RoutingRequest, tried: Tried, prefixes: Prefixes) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address; while Redis is away, longer prefixes are expected at their homes."""
