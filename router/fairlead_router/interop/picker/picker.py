@@ -9,7 +9,7 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_common.http.inference_paths import is_inference
-from fairlead_common.protocols.paths import CHAT
+from fairlead_common.protocols.paths import CHAT, COMPUTED, TOKENIZED
 from fairlead_common.truncate import truncate
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
@@ -19,7 +19,7 @@ from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.engine_rendering import EngineRendering
-from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
+from fairlead_router.request.prompts import Prompt, Prompts, estimate_prompt
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
@@ -128,14 +128,14 @@ class Picker:
 
     def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:
         try:
-            if request.path in PROMPTED or request.path in UNPROMPTED:
+            if request.path in COMPUTED or request.path in TOKENIZED:
                 request.client.charge = self._handler.charge(request.client.account, prompt, len(request.body or b""))
         except ApiError:
             self._policy.release(choice)
             raise
 
     async def _prompt(self, request: PickRequest) -> Prompt:
-        if request.path not in PROMPTED or request.body is None:
+        if request.path not in COMPUTED or request.body is None:
             if request.body is not None:
                 await self._prompts.check_size(request.body, request.client.account.use)
             prompt = estimate_prompt(request.length)
