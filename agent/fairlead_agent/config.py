@@ -2,14 +2,14 @@
 
 import re
 import socket
-import sys
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_agent.remotes import AllowedRemotes
+from fairlead_common.bad_flags import exit_on_bad_flags
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
 
@@ -159,16 +159,5 @@ class AgentConfig(BaseSettings):
 
 def read_config(arguments: list[str]) -> AgentConfig:
     """Read flags and environment. A bad value ends the process with status 2 and lines that name the flags."""
-    try:
+    with exit_on_bad_flags("fairlead-agent"):
         return AgentConfig(_cli_parse_args=arguments)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
-                text = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
-            else:
-                text = (f"--{flag} {problem['input']!r}: " if flag else "") + problem["msg"].removeprefix("Value error, ")
-            print(f"fairlead-agent: {text}", file=sys.stderr)
-    except SettingsError as error:
-        print(f"fairlead-agent: {str(error).removeprefix('error parsing CLI: ')}; fairlead-agent --help lists the flags", file=sys.stderr)
-    sys.exit(2)

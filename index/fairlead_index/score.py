@@ -9,7 +9,8 @@ from functools import lru_cache
 from hashlib import sha1
 from typing import Final
 
-PRIOR_RATE: Final = 4000.0
+from fairlead_index.worker_load import WorkerLoad
+
 CIRCLE: Final = 67108859
 SMALL_FLEET: Final = 16
 """Largest fleet of which all workers are scored for a prompt."""
@@ -29,26 +30,19 @@ STREAM_WEIGHT: Final = 0.04
 
 @dataclass(slots=True)
 class ScoredWorker:
-    """A living worker as the index knows it, and how many blocks of the prompt it holds. Zero means unknown for rate and pages.
-
-    `load_age` is in seconds. `reserved_tokens` are not in its load yet. `waiting`: requests that it has not started. `running`: those
-    that it decodes or prefills. `arrivals`: requests that it receives per second.
-    """
+    """A living worker, and how many blocks of the prompt it holds (`depth`). `load_age`: seconds since its load was measured, which lacks
+    `reserved_tokens`."""
 
     address: str
     block_tokens: int
-    depth: int = 0
-    reserved_tokens: float = 0.0
-    waiting: float = 0.0
-    backlog: float = 0.0
-    rate: float = 0.0
-    step: float = 0.0
+    load: WorkerLoad
     load_age: float = 0.0
-    pages_free: int = 0
-    pages_total: int = 0
-    page_size: int = 0
-    arrivals: float = 0.0
-    running: float = 0.0
+    reserved_tokens: float = 0.0
+    depth: int = 0
+
+    @property
+    def backlog(self) -> float:
+        return self.load.backlog_after(self.load_age)
 
 
 @dataclass(slots=True)
@@ -95,7 +89,7 @@ def rank_candidates(workers: Iterable[ScoredWorker], hashes: bytes, prompt_token
     block = deepest if deepest < blocks else deepest - 1  # the first block without a holder
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
     costs = [_cost(worker, prompt_tokens) for worker in known]
-    least = min((cost / (worker.rate or PRIOR_RATE) for worker, (_, cost) in zip(known, costs, strict=True)), default=0.0)
+    least = min((cost / worker.load.rate for worker, (_, cost) in zip(known, costs, strict=True)), default=0.0)
     mean = congestion(known)
     estimates = [_estimate(worker, prompt_tokens, *cost, key, mean, least) for worker, cost in zip(known, costs, strict=True)]
     return sorted(estimates, key=_order)[:wanted]
@@ -108,38 +102,36 @@ def congestion(workers: Sequence[ScoredWorker]) -> float:
 
 def delayed_arrivals(worker: ScoredWorker, work: float) -> float:
     """Return the requests that arrive while the worker computes `work` seconds, each counted by the share of it that delays it: a half."""
-    return max(0.0, min(MAX_WAITING, worker.arrivals)) * min(work, FORESIGHT) / 2
+    return max(0.0, min(MAX_WAITING, worker.load.arrival_rate)) * min(work, FORESIGHT) / 2
 
 
 def delayed_streams(worker: ScoredWorker) -> float:
     """Return the running streams that each second of prefill delays by about a second, weighted against requests without a first token."""
-    return STREAM_WEIGHT * max(0.0, min(MAX_WAITING, worker.running) - (worker.backlog > 0))
+    return STREAM_WEIGHT * max(0.0, min(MAX_WAITING, worker.load.running) - (worker.load.backlog_tokens > 0))
 
 
 def _pending(worker: ScoredWorker) -> float:
     """Return how many requests of the worker have no first token."""
-    return max(0.0, min(MAX_WAITING, worker.waiting)) + (worker.backlog > 0)
+    return max(0.0, min(MAX_WAITING, worker.load.waiting)) + (worker.load.backlog_tokens > 0)
 
 
 def ready_key(worker: ScoredWorker, now: float) -> float:
     """Return `now` plus the score of an uncached prompt of USUAL_TOKENS without the price, in seconds."""
-    work = USUAL_TOKENS / (worker.rate or PRIOR_RATE)
-    waits = prefill_seconds(worker) + worker.step
-    full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
-    return now + waits + work + (NO_ROOM if full else 0.0)
+    load = worker.load
+    waits = prefill_seconds(worker) + load.step_seconds
+    return now + waits + USUAL_TOKENS / load.rate + (0.0 if load.has_room(USUAL_TOKENS) else NO_ROOM)
 
 
 def prefill_seconds(worker: ScoredWorker) -> float:
     """Return the seconds of prefill ahead of a new prompt: the reported backlog less the work since, and all routers' reservations."""
-    rate = worker.rate or PRIOR_RATE
-    return max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate
+    return (worker.backlog + worker.reserved_tokens) / worker.load.rate
 
 
 def _cost(worker: ScoredWorker, prompt_tokens: int) -> tuple[int, int]:
     """Return the cached and the other tokens of the prompt; of those at least a block."""
     reusable = prompt_tokens - 1  # the last token is always computed for its logits, and only whole pages are reused
-    if worker.page_size:
-        reusable -= reusable % worker.page_size
+    if worker.load.page_size:
+        reusable -= reusable % worker.load.page_size
     cached = max(0, min(worker.depth * worker.block_tokens, reusable))
     return cached, max(prompt_tokens - cached, worker.block_tokens)
 
@@ -157,15 +149,13 @@ def _price(worker: ScoredWorker, work: float, least: float, congestion: float) -
 
 
 def _estimate(worker: ScoredWorker, prompt: int, cached: int, cost: int, key: bytes, congestion: float, least: float) -> StartEstimate:
-    rate, step = worker.rate or PRIOR_RATE, worker.step
-    backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
+    load, backlog, reserved = worker.load, worker.backlog, worker.reserved_tokens
+    rate, step = load.rate, load.step_seconds
     work = cost / rate
-    seconds = (backlog + worker.reserved_tokens) / rate + work + step
+    seconds = (backlog + reserved) / rate + work + step
     price = _price(worker, work, least, congestion)
-    score = seconds + price
-    fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt - cached
-    rank = _rank(worker.address, key)
-    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, worker.reserved_tokens, rate, step)
+    score, fits, rank = seconds + price, load.has_room(prompt - cached), _rank(worker.address, key)
+    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, reserved, rate, step)
 
 
 def _rank(address: str, key: bytes) -> int:

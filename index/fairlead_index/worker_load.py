@@ -1,6 +1,11 @@
 """What a worker reports to the index: its identity (`WorkerCard`) and its load (`WorkerLoad`)."""
 
+from typing import Final
+
 import msgspec
+
+PRIOR_RATE: Final = 4000.0
+"""Prefill rate assumed for a worker that has not measured its own, tokens per second."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True):
@@ -32,3 +37,16 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     """Tokens per page."""
     arrival_rate: float = 0.0
     """Requests received per second, of about the last ten seconds."""
+
+    @property
+    def rate(self) -> float:
+        """Return the prompt tokens a second, as measured or as assumed."""
+        return self.prefill_rate if self.prefill_rate > 0 else PRIOR_RATE
+
+    def backlog_after(self, seconds: float) -> float:
+        """Return the tokens of the backlog that are left, so many seconds after the load was measured: all if the rate is unknown."""
+        return max(0.0, self.backlog_tokens - self.prefill_rate * max(0.0, seconds))
+
+    def has_room(self, tokens: int) -> bool:
+        """Return whether a new request gets pages for so many tokens; True where the pages are unknown."""
+        return not self.pages_total or not self.page_size or self.pages_free * self.page_size >= tokens

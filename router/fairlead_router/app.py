@@ -15,7 +15,7 @@ from fairlead_common.http.client_connection import Request
 from fairlead_common.http.origins import FOREIGN, FOREIGN_CHANGE, is_foreign, is_foreign_to_admin, parse_origins
 from fairlead_common.http.response import Reply
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, ModelList, to_anthropic_list, to_anthropic_model
-from fairlead_common.protocols.paths import CHAT
+from fairlead_common.protocols.paths import CHAT, COMPUTED
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
 from fairlead_common.telemetry.tracer import Tracer
@@ -35,7 +35,6 @@ from fairlead_router.paths import (
     ON_BOTH,
     OPENAPI,
     POSTED,
-    PROMPTED,
     QUERIES,
     REFERENCE,
     SAFE,
@@ -216,7 +215,7 @@ class App:
             await call.read_body(request, router.config.max_body_bytes)
         if not router.table.any_usable() and not router.table.last_runtime:  # another engine has other fields
             await router.prompts.validate(path, call.body, call.caller.tenant.name, call.account.use)
-        if path not in PROMPTED:
+        if path not in COMPUTED:
             await router.prompts.check_size(call.body, call.account.use)
             router.demand.request_started()
             call.is_counted = True
@@ -330,12 +329,12 @@ class App:
             self._router.metrics.forwarded.labels(outcome.other_service, status).inc()
         else:
             self._router.metrics.count_request(path, status)
-        if call.service_class is not None and path in PROMPTED:
+        if call.service_class is not None and path in COMPUTED:
             self._router.slo_report.record(call, now)
-        if self._router.stack_metrics is not None and path in PROMPTED and outcome.prompt_tokens is not None:
+        if self._router.stack_metrics is not None and path in COMPUTED and outcome.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
         is_known = call.caller is not ANONYMOUS or not self._router.handler.keys.is_required
-        if self._router.request_log is not None and path in PROMPTED and is_known:  # strangers must not push out requests
+        if self._router.request_log is not None and path in COMPUTED and is_known:  # strangers must not push out requests
             self._router.request_log.record(call, now)
         if self._access.is_enabled:
             first = "-" if outcome.first_byte_at is None else f"{1000 * (outcome.first_byte_at - call.head.started_at):.1f}"

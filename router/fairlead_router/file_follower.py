@@ -1,8 +1,13 @@
 """Reads files again when they change: keys, certificates, the split of a canary, and the models of other services."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import msgspec
+
+logger = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
 Stamp = tuple[int, int, int]
@@ -29,6 +34,32 @@ class FileFollower(Generic[Content]):
         except OSError:
             self._seen = None
             raise
+
+
+class JsonFile(Generic[Content]):
+    """The newest valid version of a JSON file, as `content`. Without a file it is the default."""
+
+    def __init__(self, what: str, path: Path, default: Content) -> None:
+        self._what, self._path, self._default = what, path, default
+        self._file = FileFollower(lambda: msgspec.json.decode(path.read_bytes(), type=type(default)), path)
+        self.content, self._problem = default, ""
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file if it has changed."""
+        try:
+            content = self._file.poll()
+        except FileNotFoundError:
+            content = self._default
+        except (OSError, msgspec.MsgspecError) as error:
+            if str(error) != self._problem:
+                logger.error("%s %s cannot be used; the previous version stays in use: %s", self._what, self._path, error)
+            self._problem = str(error)
+            return
+        if content is not None:
+            if content != self.content:
+                logger.info("%s: %s", self._what, content)
+            self.content, self._problem = content, ""
 
 
 def _stamp(path: Path) -> Stamp:

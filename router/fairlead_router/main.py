@@ -5,9 +5,7 @@ import logging
 import resource
 import sys
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
-
+from fairlead_common.bad_flags import exit_on_bad_flags
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_index.redis.access import has_password
@@ -19,25 +17,10 @@ from fairlead_router.server import RouterServer
 
 def main() -> None:
     """Run until SIGTERM. Exit with 0 after the drain, with 1 for a port that cannot be bound, with 2 for an invalid configuration."""
-    try:
+    with exit_on_bad_flags("fairlead-router"):
         config = read_config(sys.argv[1:])
         configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
         server = RouterServer(config)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
-                text = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
-            else:
-                text = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-            print(f"fairlead-router: {text}", file=sys.stderr)
-        sys.exit(2)
-    except SettingsError as error:
-        print(f"fairlead-router: {str(error).removeprefix('error parsing CLI: ')}; fairlead-router --help lists the flags", file=sys.stderr)
-        sys.exit(2)
-    except ValueError as error:
-        print(f"fairlead-router: {error}", file=sys.stderr)
-        sys.exit(2)
     access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.describe(), default=str))
     if has_password(config.redis_url):

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from fairlead_common.protocols.paths import COMPUTED, TOKENIZED
 from fairlead_router.interop import queries
 from fairlead_router.interop.score_page import PATH as SCORE
-from fairlead_router.request import prompts
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
 
@@ -19,9 +19,9 @@ MODELS, MODEL = "/v1/models", "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
 """Paths that only `--admin-port` serves where that flag is given. Else they need a key where clients need one."""
-POSTED = frozenset((*prompts.PROMPTED, *prompts.UNPROMPTED, *queries.PATHS))
+POSTED = frozenset((*COMPUTED, *TOKENIZED, *queries.PATHS))
 """Paths of requests with a body."""
-PROMPTED, QUERIES = frozenset(prompts.PROMPTED), frozenset((*queries.PATHS, SCORE))
+QUERIES = frozenset((*queries.PATHS, SCORE))
 SAFE = ("GET", "HEAD")
 """Methods that change no state (RFC 9110, 9.2.1): every web page can send them, also without an Origin header."""
 METHODS: Mapping[str, tuple[str, ...]] = {

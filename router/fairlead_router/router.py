@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
+from fairlead_common.canary_split import Split
 from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.protocols.model_list import Model
@@ -18,6 +19,7 @@ from fairlead_common.routing_policy import RoutingPolicy
 from fairlead_common.telemetry.tracer import create_tracer
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
+from fairlead_router.file_follower import JsonFile
 from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
@@ -32,7 +34,6 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.request.request_log import RequestLog
-from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.canary_metrics import CanaryMetrics
 from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRobin, Session
@@ -205,13 +206,14 @@ class Router:
     def _make_split(self) -> CanaryPolicy | None:
         if not self.config.canary_file:
             return None
-        return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.canary_file)), self.metrics.task_failures)
+        file = JsonFile("split", Path(self.config.canary_file), Split())
+        return CanaryPolicy(self.table, self.policy, file, self.metrics.task_failures)
 
     def _index_config(self) -> IndexConfig | None:
         config = self.config
         if not config.redis:
             return None
-        return IndexConfig(config.redis, config.namespace, config.index_mode, config.router_replicas)
+        return IndexConfig(config.redis, config.namespace, config.index_mode)
 
     def _make_policy(self) -> Policy:
         name: RoutingPolicy = self.config.policy  # the import of its type makes an incremental mypy check this file again

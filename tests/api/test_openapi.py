@@ -10,8 +10,7 @@ from tests.api.documented import check, schema_of
 from tests.api.fleet import Pair
 from tests.api.fuzz import GOOD
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, RERANKS, SCORES
-from fairlead_router.request.prompts import PROMPTED, UNPROMPTED
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COMPUTED, EMBEDDINGS, RERANKS, SCORES, TOKENIZED
 
 METHODS = {"get", "post"}
 WORKER_ONLY = (
@@ -116,7 +115,7 @@ def operations(document: dict) -> list[dict]:
 
 def test_every_body_has_a_schema(document: dict) -> None:
     posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said and path not in WITHOUT_BODY}
-    assert {*PROMPTED, *UNPROMPTED} <= posts.keys(), "paths that a router forwards are in it too"
+    assert {*COMPUTED, *TOKENIZED} <= posts.keys(), "paths that a router forwards are in it too"
     for path, post in posts.items():
         body = post["requestBody"]["content"]["application/json"]["schema"]
         assert ("anyOf" in body) == (path == "/invocations"), "only this path has the body of any API"

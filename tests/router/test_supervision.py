@@ -14,9 +14,9 @@ from tests.servers.redis_server import RedisServer
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_router import supervision as background
+from fairlead_router.file_follower import JsonFile
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.admission import Admission
 from fairlead_router.supervision import supervise
@@ -129,7 +129,7 @@ async def test_every_background_task_of_a_router_survives_an_exception(
     faults = {
         "token quotas": FailsOnce(Accounts._sync, "token quotas"),
         "key file": FailsOnce(KeyStore.reload, None),  # in a thread
-        "split file": FailsOnce(CanaryFile.reload, "split file"),
+        "split file": FailsOnce(JsonFile.reload, "split file"),
         "mirror size": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror size"),
         "index watch": FailsOnce(PrefixAware._report_change, "index watch"),
         "health check": FailsOnce(PromptFormats.choose_current, "health check"),
@@ -139,7 +139,7 @@ async def test_every_background_task_of_a_router_survives_an_exception(
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
     monkeypatch.setattr(KeyStore, "reload", faults["key file"])
-    monkeypatch.setattr(CanaryFile, "reload", faults["split file"])
+    monkeypatch.setattr(JsonFile, "reload", faults["split file"])
     monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror size"].__get__(reader)()))
     monkeypatch.setattr(PrefixAware, "_report_change", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "choose_current", faults["health check"])

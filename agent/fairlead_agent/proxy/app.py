@@ -15,6 +15,7 @@ from fairlead_agent.state import Agent
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.inference_paths import is_inference
 from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin
+from fairlead_common.protocols.paths import TOKENIZED
 from fairlead_common.truncate import truncate
 
 Part = Literal["all", "inference", "admin"]
@@ -24,7 +25,6 @@ DRAIN: Final = "/internal/drain"
 ADMIN: Final = frozenset(("/load", "/metrics", "/internal/prompt-format", "/engine/health", DRAIN))
 VERSION: Final = "/version"
 """Path of the engine that each port forwards."""
-UNPROMPTED: Final = ("/tokenize", "/detokenize")
 """Inference paths that the admin port serves too: routers ask how the engine tokenizes."""
 READ: Final = frozenset(
     (
@@ -110,7 +110,7 @@ class Api:
         if part != "admin":
             return is_inference
         if is_inference:
-            return path in UNPROMPTED
+            return path in TOKENIZED
         return not path.startswith("/internal/") and (request.method == "POST" or (request.method in _SAFE and path in READ))
 
     async def health(self, request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ from fairlead_agent.remotes import AllowedRemotes, RemoteRefused
 from fairlead_agent.state import Agent, Pending
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_common.protocols import errors as protocol_errors
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.protocols.paths import COMPUTED, POOLED
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ _HEADERS_OF = {501: {RETRY: OTHER}, 429: {RETRY: OTHER, "retry-after": "1"}}
 """Headers of the refusal of a body, by its status."""
 VLLM_PRIORITY = "x-vllm-priority"
 """Header that counts more than the body's `priority` in vLLM: a client must not be more urgent than its key by it."""
-COMPUTED = frozenset((COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED))
-"""Paths whose requests the engine computes."""
 _HOP_BY_HOP = frozenset(
     (
         "connection",

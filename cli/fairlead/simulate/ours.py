@@ -30,7 +30,7 @@ class Fairlead:
         self._fleet, self._away, self._has_index, self._clock = fleet, away, has_index, Clock()
         self.view = RouterView(fleet, inflight, draw)
         self._loads = IndexLoads(fleet, self._clock) if has_index else None
-        self._chooser = Chooser(self.view.table, self._loads, fleet.num_routers == 1, clock=self._clock, draw=lambda: draw.randbytes(8))
+        self._chooser = Chooser(self.view.table, self._loads, clock=self._clock, draw=lambda: draw.randbytes(8))
         self._snapshot: PrefixTable | None = None
 
     def choose(self, request: Request, now: float, avoided: Collection[int] = ()) -> Placement:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker, WorkerTable
 
 POLL_SECONDS = 1.0  # --poll-interval of the router
@@ -64,8 +65,8 @@ class IndexLoads:
         self._fleet, self._clock = fleet, clock
         self.is_fresh = True
         """Whether Redis answers."""
-        self.others_changed_at = -math.inf
-        self.workers = {address: ScoredWorker(address, fleet.block_tokens) for address in fleet.addresses}
+        self.others_changed_at = -math.inf if fleet.num_routers == 1 else math.inf
+        self.workers = {address: ScoredWorker(address, fleet.block_tokens, WorkerLoad()) for address in fleet.addresses}
         self._reservations = 0
 
     @property
@@ -77,11 +78,8 @@ class IndexLoads:
 
     def refresh(self, scored: ScoredWorker) -> None:
         number, now = self._fleet.number_of[scored.address], self._clock.now
-        at, load = self._fleet.pods[number].load(now)
-        scored.reserved_tokens = self._fleet.inflight.reserved(number, at - ARRIVAL_SECONDS)
-        scored.load_age, scored.waiting, scored.backlog, scored.rate = now - at, load.waiting, load.backlog_tokens, load.prefill_rate
-        scored.step, scored.arrivals, scored.running = load.step_seconds, load.arrival_rate, load.running
-        scored.pages_free, scored.pages_total, scored.page_size = load.pages_free, load.pages_total, load.page_size
+        at, scored.load = self._fleet.pods[number].load(now)
+        scored.reserved_tokens, scored.load_age = self._fleet.inflight.reserved(number, at - ARRIVAL_SECONDS), now - at
 
     def reserve(self, address: str, tokens: float) -> bytes:
         """Return the name of a reservation: the fleet counts it with its request (`InflightRequest.reservation`)."""

@@ -2,10 +2,10 @@
 
 from urllib.parse import unquote
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.protocols.paths import COMPUTED, TOKENIZED
 
 MODELS = "/v1/models"
-INFERENCE = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, *POOLED, "/tokenize", "/detokenize", MODELS)
+INFERENCE = (*COMPUTED, *TOKENIZED, MODELS)
 """Besides these: `/v1/models/NAME`."""
 
 

@@ -17,6 +17,10 @@ POOLING = "/pooling"
 """vLLM's form of embeddings."""
 POOLED = (EMBEDDINGS, POOLING, *SCORES, *RERANKS, *CLASSIFICATIONS)
 """Paths whose responses are computed from pooled hidden states. They generate no text."""
+COMPUTED: Final = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
+"""Paths whose requests the engine computes."""
+TOKENIZED: Final = (COUNT_TOKENS, "/tokenize", "/detokenize")
+"""Paths whose requests need a worker but not its engine. Quota and queue apply to them too: tokenizing can cost seconds of CPU."""
 INVOCATIONS = "/invocations"
 """SageMaker's only inference path: the fields of the body choose the API. Only workers serve it."""
 NO_GENERATION = "generation_not_served"

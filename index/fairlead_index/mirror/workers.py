@@ -21,7 +21,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.replies import as_byte_strings, checked, is_sane
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
-from fairlead_index.score import PRIOR_RATE, ScoredWorker, prefill_seconds, ready_key
+from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
 
 __all__ = ["FleetReader"]
 
@@ -65,8 +65,8 @@ class FleetReader:
         self._addresses: dict[bytes, str] = {}  # by slot
         self.soonest = StartOrder()
         """Addresses of the workers, sorted by how soon each can start a prompt. Reservations count immediately."""
-        self.others_changed_at = float("-inf")
-        """When another router last reserved or released, as far as is known here, monotonic seconds."""
+        self.others_changed_at = time.monotonic()
+        """When another router last reserved or released, as far as is known here, monotonic seconds; at first now, as one may have."""
         self._read_at = float("-inf")
         self._is_answering = False
         self._next_read_at = 0.0
@@ -170,7 +170,7 @@ class FleetReader:
     def _record(self, slot: bytes, tokens: float, position: Position | None = None) -> ReservationChange:
         address = self._addresses.get(slot)
         if address is not None and tokens > 0:  # a release moves nothing: by then the work is done, or the next read shows it
-            self.soonest.move(address, tokens / (self._scored[address].rate or PRIOR_RATE))
+            self.soonest.move(address, tokens / self._scored[address].load.rate)
         return self._reserved.record(slot, tokens, position)
 
     async def _run(self) -> None:
@@ -239,7 +239,7 @@ class FleetReader:
         self._read_seconds = max(READ_SECONDS, len(states) / WORKERS_PER_SECOND)
         self._next_read_at = self._read_at + self._read_seconds
         self._states = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
-        self._scored = {state.address: to_scored(state) for state in states}
+        self._scored = {state.address: ScoredWorker(state.address, state.block_tokens, state.load) for state in states}
         self._addresses = {slot: address for address, (slot, _) in self._states.items()}
         oldest = self._read_at - MAX_RESERVATION_SECONDS  # expires reservations that callers never release
         self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
@@ -252,23 +252,3 @@ class FleetReader:
 def _parse_position(text: bytes) -> Position:
     milliseconds, _, number = text.partition(b"-")
     return int(milliseconds), int(number)
-
-
-def to_scored(state: WorkerState) -> ScoredWorker:
-    """Return the score input of a worker that was just read."""
-    load = state.load
-    return ScoredWorker(
-        address=state.address,
-        block_tokens=state.block_tokens,
-        reserved_tokens=float(state.reserved_tokens),
-        load_age=state.load_age,
-        waiting=load.waiting,
-        backlog=load.backlog_tokens,
-        rate=load.prefill_rate,
-        step=load.step_seconds,
-        pages_free=load.pages_free,
-        pages_total=load.pages_total,
-        page_size=load.page_size,
-        arrivals=load.arrival_rate,
-        running=load.running,
-    )

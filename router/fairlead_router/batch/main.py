@@ -5,9 +5,7 @@ import json
 import logging
 import sys
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
-
+from fairlead_common.bad_flags import exit_on_bad_flags
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_router.batch.config import read_config
 from fairlead_router.batch.server import serve
@@ -17,18 +15,8 @@ from fairlead_router.errors import ListenError
 
 def main() -> None:
     """Run until SIGTERM. Exit with 1 for a storage or port that cannot be used, with 2 for an invalid configuration."""
-    try:
+    with exit_on_bad_flags("fairlead-batch"):
         config = read_config(sys.argv[1:])
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            missing = problem["type"] == "missing"
-            text = "is missing" if missing else f"{problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-            print(f"fairlead-batch: --{flag} {text}", file=sys.stderr)
-        sys.exit(2)
-    except SettingsError as error:
-        print(f"fairlead-batch: {str(error).removeprefix('error parsing CLI: ')}; fairlead-batch --help lists the flags", file=sys.stderr)
-        sys.exit(2)
     configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.model_dump(), default=str))
     try:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from heapq import nlargest
+from itertools import chain, islice
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import StartOrder
-from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
+from fairlead_index.score import CONSIDERED, HOLDERS, NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, MergedAdapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
@@ -20,8 +21,6 @@ from fairlead_router.fleet.prediction_error import PredictionError
 from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
-UNKNOWN_RATE = 2000.0
-"""Prefill rate assumed for a worker that has not measured its own, tokens per second. It only serves to compare workers."""
 MIN_CHECK_INTERVAL_SECONDS = 0.1
 """Shortest interval between health checks that the index's records of another incarnation cause."""
 MAX_CACHED_MODELS = 64
@@ -140,17 +139,14 @@ class Worker:
         """Return whether the worker can serve such a request, regardless of its load. `model`: as in `RoutingRequest`."""
         return self.role in ("", "both") and (not model or model in self.models or model in self.adapters)
 
-    def expected_wait(self) -> float:
+    def expected_wait(self, now: float) -> float:
         """Return the seconds until a prompt sent now would begin, by this router's view."""
-        backlog = max(self.load.backlog_tokens, self.pending_tokens)
-        return backlog / self.rate + self.load.step_seconds + 1e-3 * max(self.in_flight, self.load.running + self.load.waiting)
+        load, backlog = self.load, max(self.load.backlog_after(now - self.load_at), self.pending_tokens)
+        return backlog / load.rate + load.step_seconds + 1e-3 * max(self.in_flight, load.running + load.waiting)
 
     def ready_at(self, now: float) -> float:
         """Return when it could begin a prompt, monotonic seconds, by this router's view; later without free KV pages for a usual one."""
-        load, waiting = self.load, max(self.in_flight, self.load.running + self.load.waiting)
-        begins = max(self.load_at + load.backlog_tokens / self.rate, now + self.pending_tokens / self.rate)
-        full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
-        return begins + load.step_seconds + 1e-3 * waiting + (NO_ROOM if full else 0.0)
+        return now + self.expected_wait(now) + (0.0 if self.load.has_room(USUAL_TOKENS) else NO_ROOM)
 
     def begin_prompt(self, tokens: int) -> None:
         """Count a prompt with `tokens` to compute."""
@@ -167,12 +163,12 @@ class Worker:
 
     def prefill_seconds(self, now: float) -> float:
         """Return the seconds of prefill ahead: as reported, less what was computed since, or of this router's prompts."""
-        reported = self.load.backlog_tokens / self.rate - (now - self.load_at)
-        return max(0.0, reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
+        reported = self.load.backlog_after(now - self.load_at) / self.rate
+        return max(reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
 
     @property
     def rate(self) -> float:
-        return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
+        return self.load.rate
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -258,6 +254,20 @@ class WorkerTable:
         allowed = self.eligible_addresses(excluded, model)
         found = list(islice((address for address in self._order if address in allowed), count))
         return [self._workers[address] for address in found] or _exclude(eligibility.last_resort.workers, excluded)
+
+    def considered(
+        self, held: Mapping[str, int], soonest: Sequence[str], excluded: Collection[tuple[str, int]] = (), model: str = ""
+    ) -> Sequence[Worker]:
+        """Return the workers to compare for a prompt: of a large fleet its deepest holders, then the `soonest`, CONSIDERED in all.
+
+        `held`: tokens of the prompt that each holds, by address. `soonest`: addresses; empty for a small fleet, of which all are compared.
+        """
+        if not soonest:
+            return self.usable(excluded, model)
+        allowed = self.eligible_addresses(excluded, model)
+        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
+        addresses = islice(dict.fromkeys(chain(deepest, soonest)), CONSIDERED)
+        return [self._workers[address] for address in addresses if address in self._workers]
 
     def home(self, place: int, allowed: Container[str]) -> Worker | None:
         """Return the worker that every router would choose for a place on the hash ring, among the addresses in `allowed`."""

@@ -23,14 +23,10 @@ _COMPLETION_TOKENS = 16
 _MAX_INT = 2**31 - 1
 
 
-class Body(msgspec.Struct):
-    """Fields that determine the prompt and the routing. The worker validates the others, and the types of these."""
+class RenderedFields(msgspec.Struct):
+    """Fields that determine how an engine renders a chat."""
 
     model: Any = None
-    user: Any = None
-    prompt: Any = None
-    n: Any = None
-    best_of: Any = None
     messages: Any = None
     tools: Any = None
     tool_choice: Any = None
@@ -38,6 +34,15 @@ class Body(msgspec.Struct):
     continue_final_message: Any = None
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
+
+
+class Body(RenderedFields):
+    """Fields that determine the prompt and the routing. The worker validates the others, and the types of these."""
+
+    user: Any = None
+    prompt: Any = None
+    n: Any = None
+    best_of: Any = None
     chat_template: Any = None
     documents: Any = None
     add_special_tokens: Any = None

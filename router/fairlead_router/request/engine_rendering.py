@@ -16,6 +16,7 @@ import msgspec
 from fairlead_common.memory import LARGE
 from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.request.body import RenderedFields
 from fairlead_router.request.prompts import THREAD_OBJECTS, Prompt, Prompts
 from fairlead_router.wire.upstream import UpstreamError
 
@@ -25,19 +26,6 @@ TOKENIZE_SECONDS: Final = 1.0
 CACHE_BYTES: Final = 16 << 20
 MAX_SHAPES: Final = 256
 """Beyond it, all are compared again."""
-
-
-class _Chat(msgspec.Struct):
-    """Fields that determine the rendering."""
-
-    model: Any = None
-    messages: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    chat_template_kwargs: Any = None
-    reasoning_effort: Any = None
 
 
 class _Tokenized(msgspec.Struct):
@@ -63,7 +51,7 @@ class EngineRendering:
             or not (engines := list(self._engines(prompt)))
         ):
             return prompt
-        chat = msgspec.json.decode(body, type=_Chat)
+        chat = msgspec.json.decode(body, type=RenderedFields)
         shape, request = _shape(chat), _tokenize_body(chat)
         for worker in engines:
             key = (worker.format_tag, shape)
@@ -126,7 +114,7 @@ class EngineRendering:
             return None
 
 
-def _tokenize_body(chat: _Chat) -> bytes:
+def _tokenize_body(chat: RenderedFields) -> bytes:
     """Return the body of vLLM's `/tokenize` for a chat."""
     kwargs = chat.chat_template_kwargs
     if chat.reasoning_effort is not None and isinstance(kwargs, dict | None):
@@ -138,7 +126,7 @@ def _tokenize_body(chat: _Chat) -> bytes:
     return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
 
-def _shape(chat: _Chat) -> str:
+def _shape(chat: RenderedFields) -> str:
     """Return what a chat consists of, without its text: chats of one shape are rendered by the same parts of a template."""
     messages = chat.messages if isinstance(chat.messages, list) else []
     kinds = {_kind(message) for message in messages if isinstance(message, dict)}

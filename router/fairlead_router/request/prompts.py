@@ -14,22 +14,18 @@ from fairlead_common.fair_slots import FairSlots
 from fairlead_common.json_size import JsonSize, JsonTooLarge, check_json
 from fairlead_common.memory import LARGE
 from fairlead_common.protocols.chats import needs_conversion
-from fairlead_common.protocols.paths import COMPLETIONS, COUNT_TOKENS, POOLED
+from fairlead_common.protocols.paths import POOLED
 from fairlead_common.truncate import quote
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.request import validation
-from fairlead_router.request.body import CHATS, Chain, Encoded, Encoding, RequestParams, encode, read_fields
+from fairlead_router.request.body import Chain, Encoded, Encoding, RequestParams, encode, read_fields
 from fairlead_router.request.parser_pool import ParserPool, ParserProcess
 from fairlead_router.request.price import TOKEN_PRICE, price_of, price_of_cpu
 from fairlead_router.tenancy.tenants import ANONYMOUS
 
-PROMPTED = (COMPLETIONS, *CHATS, *POOLED)
-"""Paths whose requests the engine computes."""
-UNPROMPTED = ("/tokenize", "/detokenize", COUNT_TOKENS)
-"""Paths whose requests need a worker but not its engine. Quota and queue apply to them too: tokenizing can cost seconds of CPU."""
 _BYTES_A_TOKEN = 4
 """Estimate for prompts that are not tokenized here; it only serves to compare waiting times."""
 INLINE_BYTES: Final = 1024

@@ -14,8 +14,8 @@ import xxhash
 from prometheus_client import Counter
 
 from fairlead_common.canary_split import Side, Split, SplitReport
+from fairlead_router.file_follower import JsonFile
 from fairlead_router.fleet.workers import NOT_CHECKED, Worker, WorkerTable
-from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest, Tried
 from fairlead_router.supervision import supervise
 
@@ -34,7 +34,7 @@ def belongs_to_canary(conversation: int, split: Split) -> bool:
 class CanaryPolicy:
     """Policy that chooses a side, and delegates to another policy within it."""
 
-    def __init__(self, table: WorkerTable, inner: Policy, file: CanaryFile, failures: Counter) -> None:
+    def __init__(self, table: WorkerTable, inner: Policy, file: JsonFile[Split], failures: Counter) -> None:
         """`failures`: counter of task failures, by name."""
         self._table, self._inner, self._file, self._failures = table, inner, file, failures
         self._report = SplitReport()
@@ -58,11 +58,11 @@ class CanaryPolicy:
 
     def canary_for(self, conversation: int) -> str:
         """Return the revision whose canary this conversation belongs to; empty: none."""
-        split = self._file.split
+        split = self._file.content
         return split.revision if split.revision and belongs_to_canary(conversation, split) else ""
 
     async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
-        split, workers = self._file.split, list(self._table)
+        split, workers = self._file.content, list(self._table)
         if not split.revision and not any(worker.canary for worker in workers):
             return await self._inner.choose(request, tried)
         canary = {worker for worker in workers if worker.canary and worker.canary == split.revision}
@@ -113,7 +113,7 @@ class CanaryPolicy:
 
     def _apply_file(self) -> None:
         """Reset the counters for a new canary. A new weight of the same canary resets only the shares."""
-        split = self._file.split
+        split = self._file.content
         if (split.revision, split.trial) != (self._report.revision, self._report.trial):
             self._report = SplitReport(split.revision, trial=split.trial)
         if split.weight != self._report.weight:

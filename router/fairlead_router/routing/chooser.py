@@ -1,16 +1,17 @@
 """The choice of a worker by the score, from what this router knows at the moment. No I/O: `fairlead simulate` runs it too."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest
-from itertools import chain, islice
+from itertools import islice
 from time import monotonic
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import CONSIDERED, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
 from fairlead_router.routing.prompts_in_flight import PromptsInFlight, prefer_computing
@@ -19,7 +20,7 @@ from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 BLOCK_TOKENS = 64
 """Block size assumed where nothing shows it: the least cost of a prompt, tokens."""
 ALONE_SECONDS = 60.0
-"""Time without a reservation of another router after which this one counts as alone."""
+"""Time without a reservation of another router after which this one knows all prompts in flight."""
 MAX_UNINDEXED = 4
 """Workers of a large fleet, the soonest by this router's own view, that are considered in case the index lacks them."""
 
@@ -38,6 +39,11 @@ class Prefixes:
     @property
     def is_current(self) -> bool:
         return self.source in ("mirror", "remote")
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether the index cannot show what this router has sent, so that it counts as held."""
+        return self.source in ("outdated", "local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +87,13 @@ class Chooser:
         self,
         table: WorkerTable,
         loads: Loads | None,
-        is_alone: bool = True,
         keep_candidates: bool = False,
         clock: Callable[[], float] = monotonic,
         draw: Callable[[], bytes] = lambda: os.urandom(8),
     ) -> None:
-        """`loads`: None without an index. `is_alone`: there is no other router, so this one knows all prompts in flight; several, which
-        know a part each, would gather a burst at one worker. `keep_candidates`: choices have the workers that were compared. `draw`:
-        returns 8 random bytes."""
+        """`loads`: None without an index. `keep_candidates`: choices have the compared workers. `draw`: returns 8 random bytes."""
         self._table, self._loads, self._keep_candidates, self._clock, self._draw = table, loads, keep_candidates, clock, draw
-        self._sent = SentPrefixes()
-        self._in_flight = PromptsInFlight() if is_alone else None
+        self._sent, self._in_flight = SentPrefixes(), PromptsInFlight()
 
     def choose(self, request: RoutingRequest, tried: Tried, prefixes: Prefixes) -> Choice | None:
         """Choose a worker and reserve its work; None while there is none."""
@@ -104,20 +106,18 @@ class Chooser:
         if prefixes.is_current:
             self._sent.clear()
             reservation = self._reserve(best.address, best.cost)
-            if self._in_flight is not None:
-                rest = request.hashes_of(worker)[held // self._block_tokens(request, worker.address) :]
-                self._in_flight.add(reservation, worker.address, rest, self._clock())
+            rest = request.hashes_of(worker)[held // self._block_tokens(request, worker.address) :]
+            self._in_flight.add(reservation, worker.address, rest, self._clock())
             return Choice(worker, best.cached, max(0, best.cached - held), reservation=reservation, candidates=kept)
         cached = min(best.cached, self.known(request, prefixes).get(best.address, 0))  # what is only expected at a home may not be there
-        if self._counts_sent(prefixes):
+        if prefixes.counts_sent:
             self._sent.add(worker, self._block_tokens(request, worker.address), request.hashes_of(worker))
         reservation = self._reserve(best.address, request.prompt_tokens - cached)
         return Choice(worker, cached, is_outdated=True, reservation=reservation, candidates=kept)
 
     def release(self, reservation: bytes) -> None:
         """End a reservation: the answer has begun, or the attempt has failed."""
-        if self._in_flight is not None:
-            self._in_flight.remove(reservation)
+        self._in_flight.remove(reservation)
         if self._loads is not None:
             self._loads.release(reservation)
 
@@ -129,14 +129,10 @@ class Chooser:
     def known(self, request: RoutingRequest, prefixes: Prefixes) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address; while Redis is away, with what this router has sent since."""
         held = prefixes.held
-        if self._counts_sent(prefixes):
+        if prefixes.counts_sent:
             for hashes in request.chains:
                 held = self._sent.add_to(held, hashes)
         return held
-
-    def _counts_sent(self, prefixes: Prefixes) -> bool:
-        """Return whether prompts that this router has sent count as held: also without a copy of the index if there is no other router."""
-        return prefixes.source == "outdated" or (prefixes.source == "local" and self._in_flight is not None)
 
     def soonest(self, request: RoutingRequest, tried: Tried) -> list[str]:
         """Return the workers that can start a prompt soonest: the index's order, after those that it lacks; [] for a small fleet."""
@@ -154,25 +150,16 @@ class Chooser:
         held, computing = self._expected(request, tried, prefixes), self._computing(request, prefixes)
         if computing:
             held = {**held, **computing}
-        scored = [self._score(request, worker, held.get(worker.address, 0)) for worker in self._considered(request, tried, held)]
+        workers = self._table.considered(held, self.soonest(request, tried), tried, request.model)
+        scored = [self._score(request, worker, held.get(worker.address, 0)) for worker in workers]
         asked = len(scored) if computing else wanted
         starts = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, self._draw(), asked)
         return prefer_computing(starts, computing)[:wanted]
 
-    def _considered(self, request: RoutingRequest, tried: Tried, held: Mapping[str, int]) -> Sequence[Worker]:
-        """Return the workers to score."""
-        soonest = self.soonest(request, tried)
-        if not soonest:
-            return self._table.usable(tried, request.model)
-        allowed = self._table.eligible_addresses(tried, request.model)
-        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
-        addresses = islice(dict.fromkeys(chain(deepest, soonest)), CONSIDERED)
-        return [worker for address in addresses if (worker := self._table.get(address)) is not None]
-
     def _expected(self, request: RoutingRequest, tried: Tried, prefixes: Prefixes) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address; while Redis is away, longer prefixes are expected at their homes."""
         held = self.known(request, prefixes)
-        if prefixes.source not in ("outdated", "local") or not len(request.hashes):
+        if not prefixes.counts_sent or not len(request.hashes):
             return held
         allowed = self._table.eligible_addresses(tried, request.model)
 
@@ -182,10 +169,13 @@ class Chooser:
         return expect_at_homes(held, request.hashes, block_tokens_of, lambda place: self._table.home(place, allowed))
 
     def _computing(self, request: RoutingRequest, prefixes: Prefixes) -> dict[str, int]:
-        """Return the tokens by address that workers will hold beyond the index, because this router has sent them a prompt with these."""
+        """Return the tokens by address that workers will hold beyond the index, because this router has sent them a prompt with these.
+
+        Nothing while other routers send too: each knows its own part of a burst, and several would gather it at one worker.
+        """
         found: dict[str, int] = {}
         loads, now = self._loads, self._clock()
-        if self._in_flight is None or loads is None or not prefixes.is_current or now - loads.others_changed_at <= ALONE_SECONDS:
+        if loads is None or not prefixes.is_current or now - loads.others_changed_at <= ALONE_SECONDS:
             return found
         for hashes in request.chains:
             found |= self._in_flight.extend(prefixes.held, hashes, partial(self._block_tokens, request), now)
@@ -197,10 +187,11 @@ class Chooser:
         scored = loads.workers.get(worker.address) if loads is not None and loads.is_fresh else None
         if scored is not None and loads is not None:
             loads.refresh(scored)
-            backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.reserved_tokens = max(scored.reserved_tokens, worker.pending_tokens - backlog)  # no report covers pending tokens yet
         else:
-            scored = score_locally(worker, self._block_tokens(request, worker.address), self._clock())
+            backlog = round(worker.load.backlog_after(self._clock() - worker.load_at))
+            load = replace(worker.load, backlog_tokens=backlog)  # no prompt counts as waiting once the report would be worked off
+            scored = ScoredWorker(worker.address, self._block_tokens(request, worker.address), load)
+        scored.reserved_tokens = max(scored.reserved_tokens, worker.pending_tokens - scored.backlog)  # no report covers pending tokens yet
         scored.depth = held // scored.block_tokens
         return scored
 
@@ -213,23 +204,3 @@ class Chooser:
 
     def _reserve(self, address: str, tokens: float) -> bytes:
         return self._loads.reserve(address, tokens) if self._loads is not None else b""
-
-
-def score_locally(worker: Worker, block_tokens: int, now: float) -> ScoredWorker:
-    """Return the worker's score input. Its backlog is the larger of the reported one less progress, and pending tokens."""
-    load = worker.load
-    backlog = max(0.0, load.backlog_tokens - load.prefill_rate * (now - worker.load_at))
-    return ScoredWorker(
-        address=worker.address,
-        block_tokens=block_tokens,
-        reserved_tokens=max(0.0, worker.pending_tokens - backlog),
-        waiting=load.waiting,
-        backlog=backlog,
-        rate=load.prefill_rate,
-        step=load.step_seconds,
-        pages_free=load.pages_free,
-        pages_total=load.pages_total,
-        page_size=load.page_size,
-        arrivals=load.arrival_rate,
-        running=load.running,
-    )

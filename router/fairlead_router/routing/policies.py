@@ -3,6 +3,7 @@
 import random
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -86,7 +87,8 @@ class Policy(Protocol):
 
 def least_loaded(workers: Sequence[Worker]) -> Worker:
     """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd."""
-    return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
+    now = monotonic()
+    return min(workers, key=lambda worker: (worker.expected_wait(now), random.random()))
 
 
 class IndexFreePolicy:

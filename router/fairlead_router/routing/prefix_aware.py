@@ -42,7 +42,7 @@ class PrefixAware:
         self._table, self._metrics = table, metrics
         self.trust = Trust(table, metrics.ignored_records, refresh_discovery)
         self._fleet = FleetReader(index.redis, index.namespace, trusts=self.trust) if index is not None else None
-        self._chooser = Chooser(table, self._fleet, index is None or index.routers == 1, keep_candidates)
+        self._chooser = Chooser(table, self._fleet, keep_candidates)
         self._reader: IndexReader | None = None
         self.lookup: PrefixLookup | None = None
         self._audit: PredictionAudit | None = None

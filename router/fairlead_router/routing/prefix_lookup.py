@@ -32,8 +32,6 @@ class IndexConfig:
     redis: RedisAccess
     namespace: str
     mode: IndexMode = "auto"
-    routers: int = 1
-    """Routers of the service."""
 
 
 class PrefixLookup:

@@ -91,12 +91,6 @@ def admissible_tokens(worker: Worker) -> float:
     return max(few, (AHEAD_SECONDS * load.prefill_rate or AHEAD_TOKENS) - worker.pending_tokens)
 
 
-def expected_ttft(work_ahead: float, tokens: float, workers: Sequence[Worker]) -> float:
-    """Return the expected time to first token, seconds. `tokens`: to compute for it. `work_ahead`: for those before it in the queue."""
-    ahead = work_ahead / sum(worker.rate for worker in workers)
-    return ahead + min(worker.expected_wait() + tokens / worker.rate for worker in workers)
-
-
 class Admission:
     """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
@@ -171,7 +165,8 @@ class Admission:
     def expected_ttft(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
         """Return the expected time to first token, seconds."""
         ahead = self._queue.work_ahead(ticket) + (self._best_effort.work_ahead(ticket) if ticket.is_best_effort else 0)
-        return expected_ttft(ahead, ticket.work, workers)
+        rate, now = sum(worker.rate for worker in workers), monotonic()
+        return ahead / rate + min(worker.expected_wait(now) + ticket.work / worker.rate for worker in workers)
 
     def queued(self) -> tuple[int, int]:
         """Return the number of queued requests, and the prompt tokens of those that are not best effort."""

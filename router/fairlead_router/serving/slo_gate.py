@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from time import monotonic
 from typing import Final
 
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET
+from fairlead_index.score import CONSIDERED, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -60,9 +59,9 @@ class SloGate:
         fleet = self._table.usable((), terms.request.model)
         if not fleet or terms.service_class.is_best_effort:
             return
-        now = monotonic()
-        held = self._held(terms)
-        considered = self._considered(terms, fleet, held)
+        now, held, model = monotonic(), self._held(terms), terms.request.model
+        soonest = [] if len(fleet) <= SMALL_FLEET else [worker.address for worker in self._table.soonest(CONSIDERED, (), model)]
+        considered = self._table.considered(held, soonest, (), model)
         estimates, cached = self._estimates(terms, considered, held, now), max(held.values(), default=0)
         verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:
@@ -92,16 +91,6 @@ class SloGate:
     def is_spare(self, worker: Worker, now: float) -> bool:
         """Return whether the worker has capacity for a best-effort request."""
         return has_spare_capacity(worker, self._classes.least_itl, now)
-
-    def _considered(self, terms: ClassTerms, fleet: Sequence[Worker], held: Mapping[str, int]) -> Sequence[Worker]:
-        """Return the workers to estimate: of a large fleet the soonest, and those that cache most of the prompt."""
-        if len(fleet) <= SMALL_FLEET:
-            return fleet
-        soonest, model = self._table.soonest(CONSIDERED, (), terms.request.model), terms.request.model
-        allowed, known = self._table.eligible_addresses((), model), {worker.address for worker in soonest}
-        deepest = nlargest(HOLDERS, (address for address in held if address in allowed), key=held.__getitem__)
-        holders = (self._table.get(address) for address in deepest if address not in known)
-        return [*soonest, *(worker for worker in holders if worker is not None)]
 
     def _held(self, terms: ClassTerms) -> Mapping[str, int]:
         return self._predict(terms.request) if terms.service_class.bounds_ttft else {}

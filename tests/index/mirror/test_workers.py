@@ -10,8 +10,7 @@ from tests.servers.redis_server import RedisServer
 from fairlead_index.mirror.reservations import ReservedTokens
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
-from fairlead_index.score import PRIOR_RATE
-from fairlead_index.worker_load import WorkerCard, WorkerLoad
+from fairlead_index.worker_load import PRIOR_RATE, WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 

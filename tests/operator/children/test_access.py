@@ -1,5 +1,6 @@
 """`spec.access` and the router's limits: their flags in the Deployments, and how the operator probes a service without a key."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
 from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.settings import Settings
@@ -50,8 +53,12 @@ def test_only_what_changes_the_router_restarts_it() -> None:
 
 
 def test_without_an_index_each_router_gets_the_number_of_routers() -> None:
-    alone = Settings(worker_image="w", router_image="r", redis_url="")
-    assert "--router-replicas=3" in router.arguments(service(routing={"replicas": 3}, **KEYS), alone)
+    alone, seen = Settings(worker_image="w", router_image="r", redis_url=""), Observed()
+    for replicas in (2, 3, 2):
+        made = desired(service(routing={"replicas": replicas}, **KEYS), seen, alone, datetime(2026, 1, 1, tzinfo=UTC)).objects
+        seen = Observed(revisions=tuple(each for each in made if each["kind"] == "ControllerRevision"))
+        (deployment,) = (each for each in made if each["kind"] == "Deployment" and each["metadata"]["name"] == "qwen-router")
+        assert f"--router-replicas={replicas}" in deployment["spec"]["template"]["spec"]["containers"][0]["args"], "also of a kept template"
     assert "--router-replicas" not in " ".join(router.arguments(service(**KEYS), SETTINGS))
 
 

@@ -31,10 +31,7 @@ async def test_a_burst_of_one_cold_prefix_spreads(redis: RedisServer, fleet: Fle
     load = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
     workers = [await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=together, load=load, lease=60.0) for _ in range(WORKERS)]
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
-    routers = [
-        await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode, router_replicas=ROUTERS)
-        for _ in range(ROUTERS)
-    ]
+    routers = [await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode) for _ in range(ROUTERS)]
     policies = [router.server.router.policy for router in routers]
     for policy in policies:
         assert isinstance(policy, PrefixAware)

@@ -14,6 +14,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.status import index as index_status
+from fairlead_router.routing.chooser import ALONE_SECONDS
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
 
@@ -258,6 +259,9 @@ async def test_a_router_routes_exactly_within_a_second_of_its_start(fleet: Fleet
 async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
     """The index knows a block only when it is computed. One text for each worker: so the order of loads and answers decides nothing."""
     router, workers = await start_fleet(fleet, redis, namespace, 2, "mirror")
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._fleet is not None
+    policy._fleet.others_changed_at -= ALONE_SECONDS
     together = answers_when_all_have_come(8)
     texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(2)]
     for worker in workers:
@@ -268,8 +272,6 @@ async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: F
     assert all(len(each) == 1 for each in pods), pods
     predicted = [int(answer.headers["x-fairlead-predicted-tokens"]) for answer in done]
     assert sum(tokens == 0 for tokens in predicted) == 2 and sum(tokens >= len(texts[0]) // 16 * 16 for tokens in predicted) == 6
-    policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._chooser._in_flight is not None
     assert not policy._chooser._in_flight._requests, "nothing is in flight after the answers"
 
 
@@ -279,8 +281,7 @@ async def test_a_prompt_whose_request_failed_is_not_expected_at_its_worker(fleet
         worker.behaviour, worker.tells = dies_at_once, False
     assert (await router.complete("prefix " * 50)).status_code == 502
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._chooser._in_flight is not None
-    assert not policy._chooser._in_flight._requests
+    assert isinstance(policy, PrefixAware) and not policy._chooser._in_flight._requests
     for worker in workers:
         worker.behaviour = answers
     await router.usable(2)

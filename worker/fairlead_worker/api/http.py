@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.fair_slots import FairSlots
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.protocols.paths import COMPUTED, COUNT_TOKENS, INVOCATIONS, MESSAGES, TOKENIZED
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_common.truncate import quote
 from fairlead_worker.api.engine.client import EngineGone, EngineNotReady
@@ -30,11 +30,8 @@ LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
 A close on unread data sends a TCP reset, and the reset overtakes the answer. Clients send the whole body before they read: the openai
 client reports a reset as a connection error and retries.
 """
-GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, INVOCATIONS, *POOLED)
-"""Paths whose requests go to the engine."""
 TENANT = b"x-fairlead-tenant"
-INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
-
+INFERENCE = (*COMPUTED, INVOCATIONS, *TOKENIZED)
 
 LARGE_BODY = 1 << 20
 """Bytes from which a body waits for its turn. Longer ones than this are rare: it holds a prompt of 250,000 tokens."""
@@ -204,7 +201,7 @@ class RequestMiddleware:
             if is_inference:
                 worker.check_serving()
                 worker.unreported_cpu.check(context.tenant)
-                if scope["path"] in GENERATING:
+                if scope["path"] not in TOKENIZED:
                     worker.check_queue_limit(1, context.tenant)  # before the body is read and tokenized
                 with worker.track_request():
                     self._check_head(context)

@@ -9,17 +9,17 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_common.http.inference_paths import is_inference
-from fairlead_common.protocols.paths import CHAT
+from fairlead_common.protocols.paths import CHAT, COMPUTED, TOKENIZED
 from fairlead_common.truncate import truncate
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
-from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.engine_rendering import EngineRendering
-from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
+from fairlead_router.request.prompts import Prompt, Prompts, estimate_prompt
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
@@ -114,11 +114,11 @@ class Picker:
         self._check_wait(choice)
         self._charge(request, prompt, choice)
         session = PickSession(self._table, self._policy, self._metrics, routing_request, choice, prompt.params.stream)
-        first = choice.worker
+        first, now = choice.worker, monotonic()
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
         others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, request.subset)]
-        others.sort(key=Worker.expected_wait)
+        others.sort(key=lambda worker: worker.expected_wait(now))
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
         client = request.client
@@ -128,14 +128,14 @@ class Picker:
 
     def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:
         try:
-            if request.path in PROMPTED or request.path in UNPROMPTED:
+            if request.path in COMPUTED or request.path in TOKENIZED:
                 request.client.charge = self._handler.charge(request.client.account, prompt, len(request.body or b""))
         except ApiError:
             self._policy.release(choice)
             raise
 
     async def _prompt(self, request: PickRequest) -> Prompt:
-        if request.path not in PROMPTED or request.body is None:
+        if request.path not in COMPUTED or request.body is None:
             if request.body is not None:
                 await self._prompts.check_size(request.body, request.client.account.use)
             prompt = estimate_prompt(request.length)
@@ -164,7 +164,7 @@ class Picker:
         raise unavailable(f"No worker is ready{where}{status}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
-        wait, limit = choice.worker.expected_wait(), self._config.picker_max_wait
+        wait, limit = choice.worker.expected_wait(monotonic()), self._config.picker_max_wait
         if not limit or wait <= limit:
             return
         self._policy.release(choice)

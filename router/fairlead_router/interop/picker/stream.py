@@ -12,6 +12,7 @@ that the inference extension requires.
 
 import logging
 
+from fairlead_common.protocols.paths import COMPUTED
 from fairlead_router.errors import ApiError
 from fairlead_router.interop.picker import messages
 from fairlead_router.interop.picker.ext_proc_pb2 import (
@@ -29,7 +30,6 @@ from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.picker import Picker, PickRequest, PickResult
 from fairlead_router.request.client_request import FREE_PIECES, choose_request_id
 from fairlead_router.request.price import MESSAGE_PRICE
-from fairlead_router.request.prompts import PROMPTED
 from fairlead_router.tenancy.class_selection import HEADER
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Stream:
         if length.isdigit() and int(length) > self._picker.max_body_bytes:
             raise self._too_large(int(length))
         body_follows = self._request_mode in (FULL_DUPLEX_STREAMED, BUFFERED, BUFFERED_PARTIAL)
-        if body_follows and not head.end_of_stream and self._path() in PROMPTED:
+        if body_follows and not head.end_of_stream and self._path() in COMPUTED:
             return (
                 []
                 if self._request_mode == FULL_DUPLEX_STREAMED

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead_index.arrival_rate import ArrivalRate
+from fairlead_index.worker_load import PRIOR_RATE
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.ipc.messages import (
     Abort,
@@ -38,9 +39,6 @@ from fairlead_worker.ipc.messages import (
 from fairlead_worker.ipc.transport import Channel
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_PREFILL_RATE = 2000.0
-"""Prompt tokens per second, before a rate is measured."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
 
@@ -159,9 +157,9 @@ class EngineClient:
         return self._arrivals.per_second(time.monotonic())
 
     def estimate_wait(self) -> float:
-        """Return the seconds until all waiting prompts are computed, from the measured or the default prefill rate."""
+        """Return the seconds until all waiting prompts are computed, at the measured prefill rate or the assumed one."""
         load = self.state.load
-        return load.backlog_tokens / (load.prefill_rate or DEFAULT_PREFILL_RATE) + load.step_seconds
+        return load.backlog_tokens / (load.prefill_rate or PRIOR_RATE) + load.step_seconds
 
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
