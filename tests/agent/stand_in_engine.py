@@ -66,6 +66,8 @@ class StandInEngine:
         self.computes.set()
         self.refuses = False
         """Answer 400 to requests that were waiting."""
+        self.unserved: list[str] = []
+        """Requests for paths that it does not have."""
         self.openapi: dict = {}
         """The document at /openapi.json; empty: there is none."""
         self.release = asyncio.Event()
@@ -115,6 +117,7 @@ class StandInEngine:
         return web.Response()
 
     async def _unknown(self, request: web.Request) -> web.Response:
+        self.unserved.append(f"{request.method} {request.path}")
         if request.path == "/openapi.json" and self.openapi:
             return web.json_response(self.openapi)
         return web.json_response({"detail": "Not Found"}, status=404, dumps=lambda value: json.dumps(value, separators=(",", ":")))

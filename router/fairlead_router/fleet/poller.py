@@ -1,4 +1,4 @@
-"""Health check of each worker, once a second in a fleet of up to a thousand: readiness, draining, load and prompt format."""
+"""Health check of each worker, once a second in a fleet of up to 500: readiness, draining, load and prompt format."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ SILENT_CHECKS = 2
 """Consecutive checks without an answer after which a worker is avoided while others are usable."""
 ABANDON_CHECKS = 3
 """Consecutive checks without an answer after which its unanswered requests are retried elsewhere: at most 4.1 s after it stopped.
-In a fleet of N workers, at most 3 s and 1.1 times the greater of 1 s and N / 1000 s."""
+In a fleet of N workers, at most 3 s and 1.1 times the greater of 1 s and N / 500 s."""
 FORMAT_SECONDS = 30.0
 """Interval of revalidating the prompt format by its ETag."""
 

@@ -326,16 +326,17 @@ class WorkerTable:
     def set_addresses(self, addresses: Collection[str]) -> None:
         """Apply discovery's newest answer. A worker missing from it is removed immediately, and its running streams continue."""
         listed = set(addresses)
+        if listed == self._workers.keys():
+            return
         added = [address for address in dict.fromkeys(addresses) if address not in self._workers]
-        gone = [worker for worker in self._workers.values() if worker.address not in listed]
+        gone = [worker for address, worker in self._workers.items() if address not in listed]
         self._ring.add_all(added)
         self._ring.discard_all({worker.address for worker in gone})
         for address in added:
             self._add(address)
         for worker in gone:
             self._drop(worker)
-        if added or gone:
-            self.notify()
+        self.notify()
 
     def _drop(self, worker: Worker) -> None:
         address = worker.address

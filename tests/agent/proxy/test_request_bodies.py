@@ -163,7 +163,7 @@ async def test_a_compressed_body_takes_no_more_memory_than_a_plain_one(tmp_path:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert answer.status_code == 413 and "--max-body-bytes" in answer.json()["error"]["message"]
-        assert peak < 8 * limit
+        assert peak < 6 * limit, "before, aiohttp decompressed it to nine times the limit"
 
 
 async def test_a_body_that_cannot_be_decompressed_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ def test_embeddings(url: str) -> None:
 
 
 def test_responses(url: str) -> None:
-    llm = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=40, use_responses_api=True, extra_body={"ignore_eos": True})
+    endless = {"ignore_eos": True}
+    llm = ChatOpenAI(
+        model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=40, use_responses_api=True, extra_body=endless
+    )
     assert llm.invoke(ASKED).text and gathered(llm.stream(ASKED)).text
 
 

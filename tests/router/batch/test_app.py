@@ -258,3 +258,14 @@ async def test_lists_and_their_cursors_show_a_tenant_its_own_objects_only(tmp_pa
         ):
             assert (await http.request(method, path, headers=other)).status == 404
         assert (await http.post("/v1/batches", json=NEW, headers=other)).status == 404, "nor does a batch read it"
+
+
+@pytest.mark.parametrize(
+    "head", ["HTTP/2.0\r\nhost: x", "HTTP/0.9\r\nhost: x", "HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: b"]
+)
+async def test_a_head_that_two_servers_may_read_differently_is_refused(tmp_path: Path, head: str) -> None:
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        reader, writer = await asyncio.open_connection(http.host, http.port)
+        writer.write(f"GET /v1/files {head}\r\n\r\n".encode())
+        assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == b"400"
+        writer.close()

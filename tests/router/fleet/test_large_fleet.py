@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -126,16 +127,23 @@ async def test_turns_are_spread_after_a_burst(monkeypatch: pytest.MonkeyPatch) -
         await pace.turn()
     assert abs(len(waits) - (5000 - BURST)) <= 1 and waits == sorted(waits)
     assert waits[-1] == pytest.approx((5000 - BURST) / CHECKS_PER_SECOND)
-    assert [pace.interval(count) for count in (1, 1000, 5000)] == [1.0, 1.0, 5.0], "a small fleet is checked as often as before"
+    assert [pace.interval(count) for count in (1, 500, 5000)] == [1.0, 1.0, 10.0], "a small fleet is checked as often as before"
     assert len({pace.pause(10) for _ in range(20)}) > 1, "jitter"
 
 
 async def test_a_fleet_that_is_too_large_to_be_checked_at_once_becomes_usable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline of a check counts from its turn: the last one comes after many deadlines."""
-    monkeypatch.setattr(check_pace, "CHECKS_PER_SECOND", 20)
+    """The deadline of a check counts from its turn. Each check costs the router 20 ms here: all together would outlast their deadline."""
+    monkeypatch.setattr(check_pace, "CHECKS_PER_SECOND", 15)
     monkeypatch.setattr(check_pace, "BURST", 1)
     monkeypatch.setattr(poller, "CHECK_SECONDS", 0.5)
-    workers = [await fleet.worker() for _ in range(40)]
+    check = poller.Poller._check
+
+    async def costly(self: poller.Poller, worker: Worker) -> str:
+        time.sleep(0.02)  # noqa: ASYNC251 - it holds the event loop, as a check's own work does
+        return await check(self, worker)
+
+    monkeypatch.setattr(poller.Poller, "_check", costly)
+    workers = [await fleet.worker() for _ in range(100)]
     router = await fleet.router(*workers)
     assert all(worker.silent is False for worker in router.table)
 
