@@ -47,7 +47,7 @@ from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.serving.slo_gate import SloGate
 from fairlead_router.serving.slo_report import SloReport
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 if TYPE_CHECKING:
@@ -131,10 +131,7 @@ class Router:
     async def close(self) -> None:
         if self.picker is not None:
             await self.picker.close()
-        if self._discovery_task is not None:
-            self._discovery_task.cancel()
-        if self._routes_task is not None:
-            self._routes_task.cancel()
+        await stop_tasks(self._discovery_task, self._routes_task)
         for forwarder in (self.batches, self.services):
             if forwarder is not None:
                 await forwarder.close()

@@ -27,6 +27,14 @@ def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures
     return asyncio.create_task(_run_and_restart(name, work, failures), name=name)
 
 
+async def stop_tasks(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel the tasks, and wait until they have ended. None: a task that was not started."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    await asyncio.gather(*started, return_exceptions=True)
+
+
 async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
     shortest, longest = BACKOFF_SECONDS
     pause = Backoff(first=shortest, longest=longest)

@@ -18,6 +18,7 @@ from fairlead_router.batch.records import BatchRecord, Status
 from fairlead_router.batch.results import ResultWriter, answer_line, read_result, request_id, unanswered_line
 from fairlead_router.batch.store import Store
 from fairlead_router.batch.validation import LineIndex, LineSplitter, decode_line
+from fairlead_router.supervision import stop_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +75,14 @@ class BatchRun:
                 task.result()  # raises the storage's error
             is_complete = sending in done or all(self._has_result)
             outcome: Status = "cancelled" if cancelled in done else "completed" if is_complete else "expired"
-            await _stop(sending, cancelled, *self._sending)
+            await stop_tasks(sending, cancelled, *self._sending)
             if outcome != "completed":
                 await self._write_unanswered(outcome)
             await self._output.close()
             await self._errors.close()
             return outcome
         finally:
-            await _stop(sending, cancelled, *self._sending, *writing)
+            await stop_tasks(sending, cancelled, *self._sending, *writing)
 
     async def _recover(self) -> None:
         """Read which lines have a result."""
@@ -175,9 +176,3 @@ class BatchRun:
                     self._errors.add(unanswered_line(self.batch, position, decode_line(text).custom_id, code, message), is_executed=False)
                 position += 1
             await asyncio.sleep(0)
-
-
-async def _stop(*tasks: "asyncio.Task[object]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

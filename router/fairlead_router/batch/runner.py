@@ -20,6 +20,7 @@ from fairlead_router.batch.records import BatchRecord, FileRecord, Status
 from fairlead_router.batch.storage.base import StorageConflict, StorageError
 from fairlead_router.batch.store import Store
 from fairlead_router.batch.validation import LineIndex, LineSplitter, Validator
+from fairlead_router.supervision import stop_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +75,7 @@ class Runner:
 
     async def close(self) -> None:
         """Stop all runs. The next process continues them."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks.values())
 
     async def _wait_and_run(self, id: str) -> None:
         places = self._places[self._store.batches[id].tenant]

@@ -14,7 +14,7 @@ from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.check_pace import CheckPace
 from fairlead_router.fleet.prompt_formats import FormatOf, PromptFormats
 from fairlead_router.fleet.workers import NOT_CHECKED, Worker, WorkerTable
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 from fairlead_router.wire.upstream import Unreachable, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -86,10 +86,7 @@ class Poller:
         task.add_done_callback(lambda _: self._tasks.pop(worker, None))
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks.values())
 
     async def _watch(self, worker: Worker) -> None:
         history = _History()

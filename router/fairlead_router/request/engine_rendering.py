@@ -18,6 +18,7 @@ from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.request.body import RenderedFields
 from fairlead_router.request.prompts import THREAD_OBJECTS, Prompt, Prompts
+from fairlead_router.supervision import stop_tasks
 from fairlead_router.wire.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,7 @@ class EngineRendering:
         return prompt
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
 
     def _engines(self, prompt: Prompt) -> Iterator[Worker]:
         """Yield a worker of each format of the prompt that another engine has."""

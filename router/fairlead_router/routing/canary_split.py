@@ -17,7 +17,7 @@ from fairlead_common.canary_split import Side, Split, SplitReport
 from fairlead_router.file_follower import JsonFile
 from fairlead_router.fleet.workers import NOT_CHECKED, Worker, WorkerTable
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest, Tried
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 
 RELOAD_SECONDS = 1.0
 TOLERANCE = 8
@@ -47,9 +47,7 @@ class CanaryPolicy:
         self._following = supervise("split file", self._follow, self._failures)
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await stop_tasks(self._following)
         await self._inner.close()
 
     def report(self) -> SplitReport:

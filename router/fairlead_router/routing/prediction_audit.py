@@ -12,6 +12,7 @@ from fairlead_index.reader import IndexUnavailable
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.metrics import Metrics
 from fairlead_router.routing.policies import Choice, RoutingRequest
+from fairlead_router.supervision import stop_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,4 @@ class PredictionAudit:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)

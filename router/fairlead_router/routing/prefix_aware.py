@@ -14,7 +14,7 @@ from fairlead_router.routing.chooser import Chooser, Prefixes, Ranking
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
 from fairlead_router.routing.prediction_audit import PredictionAudit
 from fairlead_router.routing.prefix_lookup import IndexConfig, PrefixLookup
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +148,7 @@ class PrefixAware:
         return is_unavailable
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        await stop_tasks(self._watching)
         if self._audit is not None:
             await self._audit.close()
         if self.lookup is not None:

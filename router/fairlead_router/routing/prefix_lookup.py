@@ -16,7 +16,7 @@ from fairlead_router.config import IndexMode
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.routing.chooser import Chooser, Prefixes
 from fairlead_router.routing.policies import RoutingRequest, Tried
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class PrefixLookup:
             self._size_check = supervise("mirror size", self._check_size, self._failures)
 
     async def close(self) -> None:
-        if self._size_check is not None:
-            self._size_check.cancel()
+        await stop_tasks(self._size_check)
         if self.copy is not None:
             await self.copy.close()
 

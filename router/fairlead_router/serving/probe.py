@@ -14,6 +14,7 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.client_request import Call, RequestHead
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.serving.request_handler import RequestHandler
+from fairlead_router.supervision import stop_tasks
 
 PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
@@ -65,9 +66,7 @@ class Probe:
         return await asyncio.shield(self._task)  # one client's disconnect must not cancel the probe that others wait for
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_tasks(self._task)
 
     async def _complete(self) -> tuple[int, bytes]:
         status, body = await self._post("/v1/completions", _BODY)

@@ -59,9 +59,10 @@ class SloGate:
         fleet = self._table.usable((), terms.request.model)
         if not fleet or terms.service_class.is_best_effort:
             return
-        now, held, model = monotonic(), self._held(terms), terms.request.model
-        soonest = [] if len(fleet) <= SMALL_FLEET else [worker.address for worker in self._table.soonest(CONSIDERED, (), model)]
-        considered = self._table.considered(held, soonest, (), model)
+        now, held, considered = monotonic(), self._held(terms), fleet
+        if len(fleet) > SMALL_FLEET:
+            soonest = self._table.soonest(CONSIDERED, (), terms.request.model)
+            considered = self._table.considered(held, [worker.address for worker in soonest], (), terms.request.model)
         estimates, cached = self._estimates(terms, considered, held, now), max(held.values(), default=0)
         verdict = self._admission.decide(_bounded(terms, now, cached), estimates, ahead_tokens, now, len(fleet), used_share(considered))
         if verdict.rejection:

@@ -10,7 +10,7 @@ from fairlead_common.truncate import quote
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.file_follower import FileFollower
 from fairlead_router.metrics import Metrics
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileError, digest, read_keys
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,7 @@ class KeyStore:
             self._following = supervise("key file", self._follow, self._metrics.task_failures)
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await stop_tasks(self._following)
 
     def authenticate(self, credential: bytes) -> Caller:
         """Return the key's caller. Raises ApiError 401; 503 while there is no valid list of keys."""

@@ -18,7 +18,7 @@ from fairlead_index.redis.connection import BadReply
 from fairlead_index.redis.replies import as_number
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_router.errors import ApiError, Headers
-from fairlead_router.supervision import supervise
+from fairlead_router.supervision import stop_tasks, supervise
 from fairlead_router.tenancy.tenants import Tenant
 
 logger = logging.getLogger(__name__)
@@ -147,9 +147,7 @@ class Accounts:
             self._syncing = supervise("token quotas", lambda: self._follow(scripts), self._failures)
 
     async def close(self) -> None:
-        if self._syncing is not None:
-            self._syncing.cancel()
-            await asyncio.gather(self._syncing, return_exceptions=True)
+        await stop_tasks(self._syncing)
         if self._scripts is not None:
             await self._scripts.close()
 

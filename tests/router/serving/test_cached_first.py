@@ -366,9 +366,11 @@ def test_a_large_fleet_counts_the_workers_that_cache_the_prompt() -> None:
         worker.ready = True
         worker.load = WorkerLoad(prefill_rate=1000.0, running=1, backlog_tokens=400 if worker.address in held else 100)
     gate = SloGate(table, Metrics(WorkerTable()), ServiceClasses([CHAT]), lambda request: held)
-    terms = ClassTerms(CHAT, RoutingRequest(1000, (1,)), 0, monotonic(), "", 0)
-    considered = [worker.address for worker in gate._considered(terms, table.usable(), held)]
-    assert len(considered) == 13 and "10.0.0.39:1" in considered
+    strict = CHAT.model_copy(update={"ttft_milliseconds": 900, "ttft_milliseconds_per_thousand_tokens": None})
+    gate.check(ClassTerms(strict, RoutingRequest(1000, (1,)), 0, monotonic(), "", 0), 0)
+    held.clear()
+    with pytest.raises(ApiError):
+        gate.check(ClassTerms(strict, RoutingRequest(1000, (1,)), 0, monotonic(), "", 1), 0)
 
 
 def test_priorities_that_a_client_invents_do_not_make_the_decisions_longer() -> None:
