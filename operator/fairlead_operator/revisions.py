@@ -65,8 +65,7 @@ def worker_revision(service: InferenceService) -> str:
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
-    scaled = ("replicas",) if service.spec.access is None else ()  # without an index each router enforces a part of the keys' rates
-    routing = _fields_except(service.spec.routing, *scaled)
+    routing = _fields_except(service.spec.routing, "replicas")
     parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name]
     if service.spec.slo is not None:
         parts.append(non_default_fields(service.spec, "slo"))

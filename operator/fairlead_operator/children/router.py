@@ -15,6 +15,7 @@ from fairlead_operator.rollout.strategy import is_pausing
 from fairlead_operator.router_size import replicas_to_apply
 from fairlead_operator.settings import Settings
 
+COUNT = "router-replicas"
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 RESPONSES_FILE = PurePosixPath("/etc/fairlead/responses/secret")
 """Secret for the keys of stored responses. Only routers mount it: neither workers nor Redis can derive a key."""
@@ -29,7 +30,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     autoscaler = router_autoscaler.objects(service) if router_autoscaler.KIND in seen.served else []
     replicas = replicas_to_apply(service, seen.deployments.get(names.ROUTER))
     certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
-    deployment = _deployment(service, replicas, pinned.template, paused)
+    deployment = _deployment(service, replicas, _count_routers(pinned.template, service), paused)
     routes = model_routes.objects(service, settings, seen.other_services)
     return [
         *_secrets(service, settings),
@@ -41,6 +42,15 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
         *autoscaler,
         budget,
     ]
+
+
+def _count_routers(template: Object, service: InferenceService) -> Object:
+    """Return a stored template with the present number of routers, which is no part of a revision. Without Redis each enforces its share
+    of the keys' rates, so a change restarts them."""
+    for container in template["spec"]["containers"]:
+        flags = container.get("args") or []
+        container["args"] = [f"--{COUNT}={service.spec.routing.replicas}" if flag.startswith(f"--{COUNT}=") else flag for flag in flags]
+    return template
 
 
 def _secrets(service: InferenceService, settings: Settings) -> list[Object]:
@@ -172,6 +182,6 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
     if service.spec.access is not None:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:
-            flags["router-replicas"] = routing.replicas
+            flags[COUNT] = routing.replicas
     alone = ["--ready-without-workers"] if scales_to_zero(service) else []
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + alone + list(routing.args)
