@@ -432,7 +432,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
 
 def list_families() -> list[dict[str, str]]:
     """Return a row for each family that is served: family, model_type, mechanisms, path and compared, the text parts of others included."""
-    rows = [(name, each.model_type, each.mechanisms, each.path, each.compared) for name, each in SERVED.items()]
+    rows: list[tuple[str, ...]] = [(name, each.model_type, each.mechanisms, each.path, each.compared) for name, each in SERVED.items()]
     rows += [(name, name, f"as {kind}", "", "text part") for name, kind in sorted(WRAPPERS.items())]
     rows += [(name, name, f"as {kind}", "", "checkpoint") for name, kind in PLAIN.items() if not name.endswith("_text")]
     rows += [(name, name, "", "encoder", "vectors and classes") for name in ENCODERS]
