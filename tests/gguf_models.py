@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 from tests.models import FAMILIES, build_model
-from tests.worker.exactness.families import MORE
 from tests.worker.native.test_ggml import blocks_of
 from transformers import PreTrainedModel
 
@@ -137,5 +136,5 @@ def add_vocabulary(writer: GGUFWriter, size: int, pre: str = "gpt-2") -> None:
 def small_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Return a random model whose rows are whole blocks of every type."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}
-    with patch.dict(FAMILIES, {"phi3": MORE["phi3"], "gemma": ("gemma", FAMILIES["llama"][1])}):
+    with patch.dict(FAMILIES, {"gemma": ("gemma", FAMILIES["llama"][1])}):
         return build_model(family, **(sizes | overrides))

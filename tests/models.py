@@ -1,8 +1,4 @@
-"""Tiny random models of every family that the tests cover.
-
-Untied embeddings and initializer_range=0.2: with tied ones or the usual 0.02 a random model greedily repeats its last token, and an
-engine that attends to the wrong keys would go unnoticed.
-"""
+"""Tiny random models of every family that the tests cover, from the product's list of families."""
 
 import gc
 from collections.abc import Iterator
@@ -13,54 +9,25 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-VOCABULARY = 512
-LENGTH = 4096
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LENGTH,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": None,
-}
-_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 48, "num_hidden_layers": 4}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", _COMMON),
-    "qwen2": ("qwen2", _COMMON),
-    "qwen3": ("qwen3", _COMMON | {"head_dim": 32}),
-    "mistral": ("mistral", _COMMON | {"sliding_window": 100}),
-    "gemma2": ("gemma2", _COMMON | _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0}),
-    "gemma3": ("gemma3_text", _COMMON | _GEMMA | {"sliding_window_pattern": 3}),
-    "gpt2": (
-        "gpt2",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": 64,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": LENGTH,
-            "initializer_range": 0.2,
-            "tie_word_embeddings": False,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-        },
-    ),
-}
+from fairlead_worker.model.catalog import COMMON, LENGTH, SERVED, VOCABULARY
+
+__all__ = ["ALL", "COMMON", "FAMILIES", "LENGTH", "VOCABULARY", "build_model", "one_thread", "quick_collections", "save_model"]
+EAGER = ("soft-capped scores", "attention sinks")
+"""Mechanisms that only transformers' eager attention has."""
+
+ALL: dict[str, tuple[str, dict[str, Any]]] = {name: (family.model_type, family.config) for name, family in SERVED.items()}
+"""Name of each family that is served -> its model type and the settings of its small config."""
+FAMILIES = {name: ALL[name] for name, family in SERVED.items() if family.compared == "every setting"}
+"""Those that are tested most thoroughly."""
 
 
 def build_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Return a float32 model of `family` with fixed random weights, in evaluation mode with transformers' own attention."""
-    kind, settings = FAMILIES[family]
+    kind, settings = FAMILIES.get(family) or ALL[family]
     config = AutoConfig.for_model(kind, **(settings | overrides))
     torch.manual_seed(7)
-    # Gemma 2 soft-caps its scores and gpt-oss has sinks, which transformers does in its eager attention only.
-    attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
+    needs_eager = family in SERVED and any(name in SERVED[family].mechanisms for name in EAGER)
+    attention = "eager" if needs_eager else "sdpa"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 

@@ -16,6 +16,8 @@ COMMANDS = (
     Command("explain", "fairlead.tools.why", INSPECT, "Why a service is not ready, and what to do next."),
     Command("console", "fairlead.tools.web_console", INSPECT, "Open a service's web console, on this machine or in a cluster."),
     Command("verify", "fairlead.tools.verify", INSPECT, "Test a service: send one completion twice; the second must hit the prefix cache."),
+    Command("check", "fairlead.check.command", INSPECT, "Whether and how a model can be served, and what memory holds; reads no weights."),
+    Command("models", "fairlead.models.command", INSPECT, "The families of models that are served, and those that are refused."),
     Command("doctor", "fairlead.tools.doctor", INSPECT, "Check this machine for local mode: what is missing, and what to do."),
     Command("bench", "fairlead.bench.command", MEASURE, "Measure a server's latency and throughput."),
     Command("simulate", "fairlead.simulate.command", MEASURE, "Compare routing policies on a workload with modelled pods."),

@@ -45,6 +45,7 @@ from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
 from fairlead_worker.ipc.messages import Drafts, Load, Ready
+from fairlead_worker.model.catalog import COMPARED, PATHS, list_families, list_refused
 
 ROOT = Path(__file__).parents[2]
 GENERATED = "<!-- Generated from the code by docs/generate/reference.py. -->\n\n"
@@ -310,6 +311,17 @@ def metric_rows(registry: CollectorRegistry) -> Iterator[tuple[object, ...]]:
             yield f"`{name}`", metric.type, ", ".join(f"`{label}`" for label in labels), metric.documentation
 
 
+# --- Families of models
+
+
+def models_page() -> str:
+    """Return the page of the families that are served and refused, from the list that the exactness tests run."""
+    page = GENERATED + "# Families of models\n\n`fairlead models` prints the same, and [Models](../guides/models.md) explains it.\n\n"
+    for title, rows in (("Served", list_families()), ("Refused", list_refused())):
+        page += f"## {title}\n\n" + table((name.replace("_", " ") for name in rows[0]), (row.values() for row in rows))
+    return page + "## Paths and comparisons\n\n" + table(("Name", "Meaning"), (*PATHS.items(), *COMPARED.items()))
+
+
 # --- Chart values
 
 
@@ -382,6 +394,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/batch-flags.md", flags_page("fairlead-batch", BatchConfig)),
         ("reference/operator-flags.md", flags_page("fairlead-operator", OperatorConfig)),
         ("reference/metrics.md", metrics_page()),
+        ("reference/models.md", models_page()),
         ("reference/chart-values.md", chart_page()),
     ):
         if placeholder := files.get_file_from_path(path):  # for readers of the repository

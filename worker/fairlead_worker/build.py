@@ -65,18 +65,10 @@ def build_encoder(config: WorkerConfig, folder: "Path", progress: "Progress") ->
     """Load the encoder in `folder` and build its runner. Raises ModelLoadError, also for flags that only decoders have."""
     import torch
 
-    from fairlead_worker.errors import ModelLoadError
     from fairlead_worker.execution.encoder_runner import EncoderRunner
     from fairlead_worker.model.encoder import load_encoder
 
-    flags = {
-        f"--quantization {config.quantization}": config.quantization != "none",
-        "--deterministic": config.deterministic,
-        "--speculative-config": config.speculative_config is not None,
-        "--lora-modules": bool(config.lora_modules),
-    }
-    if wrong := [flag for flag, is_set in flags.items() if is_set]:
-        raise ModelLoadError(config.model, f"{', '.join(wrong)}: not supported for an encoder; leave it out")
+    check_encoder_flags(config)
     torch.set_num_threads(config.threads or engine_threads())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_encoder(
@@ -90,6 +82,20 @@ def build_encoder(config: WorkerConfig, folder: "Path", progress: "Progress") ->
         progress=progress,
     )
     return EncoderRunner(loaded)
+
+
+def check_encoder_flags(config: WorkerConfig) -> None:
+    """Raise ModelLoadError for flags that only decoders have."""
+    from fairlead_worker.errors import ModelLoadError
+
+    flags = {
+        f"--quantization {config.quantization}": config.quantization != "none",
+        "--deterministic": config.deterministic,
+        "--speculative-config": config.speculative_config is not None,
+        "--lora-modules": bool(config.lora_modules),
+    }
+    if wrong := [flag for flag, is_set in flags.items() if is_set]:
+        raise ModelLoadError(config.model, f"{', '.join(wrong)}: not supported for an encoder; leave it out")
 
 
 def encoder_steps(config: WorkerConfig, max_model_len: int) -> "SchedulerConfig":
@@ -236,12 +242,19 @@ def choose_modes(
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """Return the scheduler's configuration for this model, before it is limited to the available memory."""
+    return step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
+
+
+def step_config(
+    config: WorkerConfig, device: str, max_model_len: int, generates: bool, eos_token_ids: tuple[int, ...] = ()
+) -> "SchedulerConfig":
+    """Return the same for a model with these properties. device: cpu or cuda."""
     from fairlead_worker.scheduler.config import SchedulerConfig
 
     # Without a target, a CPU still bounds steps, as long prefill chunks would stall its decodes.
-    bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
+    bounded = device == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
     return SchedulerConfig(
-        max_model_len=loaded.max_model_len,
+        max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
         idle_prefill_chunks=config.limits.idle_prefill_chunks,
@@ -252,8 +265,8 @@ def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerC
         itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
         chunks_grow=not bounded,
         policy=config.scheduling_policy,
-        eos_token_ids=loaded.eos_token_ids,
-        generates=loaded.generates,
+        eos_token_ids=eos_token_ids,
+        generates=generates,
         **_speculation(config.speculative_config),
     )
 

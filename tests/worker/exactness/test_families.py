@@ -1,42 +1,66 @@
 """Greedy output equals transformers' `generate` for many families: chunked, batched, cold and cached, across windows and pages."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests import models
 from tests.lora import save_adapter
-from tests.models import build_model, save_model
-from tests.worker.exactness.families import MORE, ORIGINAL
-from tests.worker.exactness.harness import Engine, generate, make_prompts
+from tests.models import FAMILIES, LENGTH, build_model, save_model
+from tests.worker.exactness.harness import Counted, Engine, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
+from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.model.catalog import ORIGINAL, REFUSED, SERVED
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.mechanisms import describe_mechanisms
+from fairlead_worker.native.library import native
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) in (2, 17, 33, 64, 129, 200, 333)]
 LONG = [prompt for prompt in PROMPTS if len(prompt) > ORIGINAL]
 
 
-@pytest.fixture(autouse=True)
-def more_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, made in MORE.items():
-        monkeypatch.setitem(models.FAMILIES, name, made)
-
-
-@pytest.mark.parametrize("family", [name for name in MORE if name != "longrope"])
-def test_it_says_what_generate_says(family: str, tmp_path: Path) -> None:
-    expected = generate(save_model(family, tmp_path), PROMPTS)
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in FAMILIES and name != "longrope"])
+def test_it_says_what_generate_says(name: str, tmp_path: Path) -> None:
+    expected = generate(save_model(name, tmp_path), PROMPTS)
     assert len({token for tokens in expected for token in tokens}) > 25, "a model that repeats itself would agree with anything"
-    engine = Engine(load_model(str(tmp_path)), chunk=48, pages=200)
+    loaded = load_model(str(tmp_path))
+    alone = Engine(loaded, chunk=0, pages=200)
+    assert [alone.serve([prompt], root=place) for place, prompt in enumerate(PROMPTS[::3])] == [[tokens] for tokens in expected[::3]]
+    engine = Engine(loaded, chunk=48, pages=200)
     assert engine.serve(PROMPTS) == expected
     warm = engine.serve_counted(PROMPTS)
     assert [tokens for tokens, _ in warm] == expected
     assert [cached for _, cached in warm] == [(len(prompt) - 1) // 16 * 16 for prompt in PROMPTS]
     assert engine.mixed_steps > 5
+    check_listed(name, engine)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "longrope"])
+def test_families_of_other_tests_have_the_path_and_mechanisms_that_the_list_says(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    check_listed(name, Engine(load_model(str(tmp_path)), chunk=48))
+
+
+def check_listed(name: str, engine: Engine) -> None:
+    family, loaded = SERVED[name], engine.loaded
+    assert describe_mechanisms(loaded.model.config, loaded.layers) == family.mechanisms
+    if native() is not None:
+        forward = engine.runner.forward
+        assert isinstance(forward, Counted)
+        assert ("native" if isinstance(forward.inner, NativeForward) else "modules") == family.path
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    refused = REFUSED[name]
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(refused.model_type, **refused.config)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=re.escape(refused.reason)):
+        load_model(str(tmp_path), max_model_len=16)
 
 
 def test_gpt_oss_as_it_is_published_with_experts_in_mxfp4(tmp_path: Path) -> None:
@@ -63,38 +87,20 @@ def test_longrope_within_and_beyond_its_original_length(tmp_path: Path) -> None:
     within = load_model(str(tmp_path))
     assert within.max_model_len == ORIGINAL
     assert Engine(within, chunk=48).serve(short) == generate(model, short)
-    beyond = load_model(str(tmp_path), max_model_len=models.LENGTH)
-    for native in (True, False):
-        engine = Engine(beyond, chunk=48, native_decoder=native)
+    beyond = load_model(str(tmp_path), max_model_len=LENGTH)
+    for natively in (True, False):
+        engine = Engine(beyond, chunk=48, native_decoder=natively)
         engine.serve(short)
         for _ in range(2):
             assert engine.serve(LONG) == generate(model, LONG)
 
 
 def test_a_rope_that_is_another_for_each_length_is_refused_beyond_the_first(tmp_path: Path) -> None:
-    rope = MORE["dynamic rope"][1]["rope_parameters"]
+    rope = SERVED["dynamic rope"].config["rope_parameters"]
     save_model("dynamic rope", tmp_path, rope_parameters=rope | {"original_max_position_embeddings": 64})
     assert load_model(str(tmp_path)).max_model_len == 64
     with pytest.raises(ModelLoadError, match="beyond 64 tokens its rope"):
         load_model(str(tmp_path), max_model_len=65)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        ("gptj", {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8}, "does not use transformers' attention interface"),
-        (
-            "llama4_text",
-            {"num_local_experts": 2, "intermediate_size_mlp": 32, "head_dim": 16, "attention_chunk_size": 64},
-            "chunked_attention",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_refused_at_the_start(kind: str, settings: dict, says: str, tmp_path: Path) -> None:
-    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(small | settings))).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=says):
-        load_model(str(tmp_path), max_model_len=16)
 
 
 def test_adapters_of_a_model_with_experts(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models import FAMILIES, save_model
-from tests.worker.exactness.families import MORE
+from tests.models import save_model
 from tests.worker.execution.replayed import Replayed
 
 from fairlead_worker.model.fused.trial import TRIAL
@@ -14,15 +13,9 @@ from fairlead_worker.model.loader import load_model
 GRAPHED = ["qwen3", "gemma3", "gpt2", "phi3", "cohere2", "mixtral", "qwen3_moe", "deepseek_v3", "yarn rope"]
 
 
-@pytest.fixture
-def families(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, family in MORE.items():
-        monkeypatch.setitem(FAMILIES, name, family)
-
-
 @pytest.mark.parametrize("family", [*GRAPHED, "dynamic rope"])
 @torch.inference_mode()
-def test_a_recorded_model_says_what_it_says(family: str, families: None, tmp_path: Path) -> None:
+def test_a_recorded_model_says_what_it_says(family: str, tmp_path: Path) -> None:
     """Attention (each token to itself) apart. A rope that reads how long the text is waits for the device, and cannot be recorded."""
     save_model(family, tmp_path)
     model = load_model(str(tmp_path), dtype="float16").model

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tests.models import ALL as SERVED
 from tests.models import FAMILIES
-from tests.worker.exactness.families import MORE
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.fake_gpu.device.worker import FakeGroup, make_model
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -17,13 +17,20 @@ from fairlead_worker.ipc.messages import Sampling, ThinkingBudget
 from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model.loader import LoadedModel
 
-ALL = FAMILIES | MORE
+ALL = FAMILIES | {
+    name: SERVED[name]
+    for name in (
+        "phi3", "gpt_neox", "olmo2", "olmo3", "granite", "starcoder2", "opt", "cohere2", "glm4", "smollm3", "tied qwen2", "mixtral",
+        "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "glm4_moe", "deepseek_v3", "gpt_oss", "linear rope", "yarn rope", "llama3 rope",
+        "dynamic rope", "longrope",
+    )
+}  # fmt: skip
 PAGES, PAGE = 64, 16
 LONG = {"short_factor": [1 + place / 10 for place in range(32)], "long_factor": [2 + place / 2 for place in range(32)]}
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 256},
     "opt": {"hidden_size": 256, "word_embed_proj_dim": 256},
-    "longrope": {"hidden_size": 256, "rope_parameters": MORE["longrope"][1]["rope_parameters"] | LONG},
+    "longrope": {"hidden_size": 256, "rope_parameters": ALL["longrope"][1]["rope_parameters"] | LONG},
     "deepseek_v3": {},
 }
 """Settings for heads of 64, of families that name them in their own way."""

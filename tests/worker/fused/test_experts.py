@@ -6,8 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from bench.gpu import interpreter
-from tests.models import FAMILIES, build_model
-from tests.worker.exactness.families import MORE
+from tests.models import build_model
 from tests.worker.fused.test_fuse import LIMIT, stand_in
 from tests.worker.model.fusing import TEXT, refusals, trial_exactly
 from torch import nn
@@ -23,7 +22,6 @@ LIBRARY = cast(Library, SimpleNamespace(silu_and_mul=interpreter.silu_and_mul))
 
 
 def experts_of(family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, list[Any]]:
-    monkeypatch.setitem(FAMILIES, family, MORE[family])
     model = build_model(family).to(torch.bfloat16)
     return model, [module for module in model.modules() if isinstance(getattr(module, "down_proj", None), nn.Parameter)]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from bench.gpu import interpreter
 from tests.models import FAMILIES, build_model
-from tests.worker.exactness.families import MORE
 from tests.worker.model.fusing import TEXT, farthest, refusals, stack_projections, trial_exactly
 from transformers import PreTrainedModel
 
@@ -70,9 +69,8 @@ def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize(("family", "fused"), [("qwen2_moe", 2), ("glm4_moe", 2)])
-def test_dense_and_shared_mlps_beside_experts_are_fused(family: str, fused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_and_shared_mlps_beside_experts_are_fused(family: str, fused: int) -> None:
     """Experts have their gate and up in one parameter, which is no module."""
-    monkeypatch.setitem(FAMILIES, family, MORE[family])
     model = build_model(family).to(torch.bfloat16)
     stack_projections(model)
     assert any(isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) for module in model.modules())

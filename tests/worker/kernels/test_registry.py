@@ -8,7 +8,7 @@ from bench.gpu import interpreter
 from tests.worker.kernels.test_attention import needs_library
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
-from fairlead_worker.kernels.registry import _best, make_backend
+from fairlead_worker.kernels.registry import choose_backend, make_backend
 
 SPEC = KVSpec((LayerSpec(2, 1, 8, 8, 1.0),), 4, torch.float32, torch.device("cpu"))
 
@@ -36,8 +36,8 @@ def test_an_unknown_name_says_what_there_is() -> None:
 def test_a_gpu_gets_flashinfer_where_it_is_installed_and_does_some_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     served = replace(SPEC, layers=(LayerSpec(8, 2, 64, 64, 1.0), *SPEC.layers), dtype=torch.bfloat16, device=torch.device("cuda"))
     monkeypatch.setattr("fairlead_worker.kernels.registry.library", lambda: interpreter)
-    assert _best(served) == "flashinfer"
-    assert _best(replace(served, dtype=torch.float32)) == "reference", "its kernels are of 16 bits"
-    assert _best(replace(served, layers=SPEC.layers)) == "reference", "heads of 8"
+    assert choose_backend(served)[0] == "flashinfer"
+    assert choose_backend(replace(served, dtype=torch.float32))[0] == "reference", "its kernels are of 16 bits"
+    assert choose_backend(replace(served, layers=SPEC.layers))[0] == "reference", "heads of 8"
     monkeypatch.setattr("fairlead_worker.kernels.registry.library", lambda: None)
-    assert _best(served) == "reference"
+    assert choose_backend(served)[0] == "reference"

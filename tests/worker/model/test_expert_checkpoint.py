@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from bench.gpu.models.low_bit_weights import narrow_experts
-from tests.models import FAMILIES
-from tests.worker.exactness.families import MORE
 from tests.worker.model.checkpoints import (
     EIGHT,
     FORMS,
@@ -85,8 +83,6 @@ def keep(config: Any, folder: Path, files: list[str], dtype: torch.dtype, device
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretend that this device is a GPU that multiplies float8, in blocks too."""
     pytest.importorskip("accelerate", reason="the extra gpu is not installed")
-    for family in ("qwen3_moe", "qwen2_moe"):
-        monkeypatch.setitem(FAMILIES, family, MORE[family])
     monkeypatch.setattr(Multiplies, "float8", True)
     monkeypatch.setattr(loader, "keep_experts", keep)
     monkeypatch.setattr(

@@ -25,6 +25,8 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fetched: list[str] = []
+        self.sent = 0
+        """Bytes of files."""
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -78,7 +80,12 @@ class Hub:
         if body:
             self.fetched.append(file.name)
         headers = {"ETag": f'"{self._etag(file)}"', "X-Repo-Commit": COMMIT}
-        return self._send(request, 200, file.read_bytes(), headers, body)
+        status, content = 200, file.read_bytes()
+        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", "")):
+            headers["Content-Range"] = f"bytes {match[1]}-{match[2]}/{len(content)}"
+            status, content = 206, content[int(match[1]) : int(match[2]) + 1]
+        self.sent += len(content) if body else 0
+        return self._send(request, status, content, headers, body)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.iterdir())

@@ -19,7 +19,12 @@ def kv_budget(device: torch.device, ranks: int = 1) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)
-    return min(CPU_MOST, int(free_memory() * CPU_SHARE)) // ranks
+    return host_kv_budget(free_memory(), ranks)
+
+
+def host_kv_budget(free: int, ranks: int = 1) -> int:
+    """Return the bytes for KV of each of `ranks` processes on a host with `free` bytes, once the weights are loaded."""
+    return min(CPU_MOST, int(free * CPU_SHARE)) // ranks
 
 
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -56,7 +56,11 @@ def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPl
 def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
     """Run the forward pass of the largest plan and sample its tokens in the costliest way. Raises torch.OutOfMemoryError."""
     plan = largest_plan(limits, page_size, adapter)
-    logits = logits_of(plan)
+    sample_costliest(logits_of(plan))
+
+
+def sample_costliest(logits: torch.Tensor) -> None:
+    """Sample a token of each row of logits [rows, vocabulary] in the way that takes most memory."""
     short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
     sample(logits, short, Histories())
 

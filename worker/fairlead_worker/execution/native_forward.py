@@ -5,8 +5,10 @@ dtype. In bfloat16 this rounds less often than transformers does.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import add
+from typing import NamedTuple
 
 import torch
 
@@ -33,7 +35,7 @@ class NativeForward:
         self._model = decoder
         self._decode = backend.library.fairlead_decode
         self._kind = KINDS[backend.spec.dtype]
-        _check_sizes(decoder, backend.spec)
+        check_decoder(decoder, backend.spec, _packed_sizes)
         # Keep references: the structs hold addresses only.
         self._backend = backend
         specs = backend.spec.layers
@@ -42,9 +44,6 @@ class NativeForward:
         self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._positions, self._limit = 0, limit
         self._reach(1)
-        for layer, spec in zip(decoder.layers, specs, strict=True):
-            if 2 * self._ropes[layer.rope].half > spec.key_dim:
-                raise UnknownStructure(f"a rotary embedding of {2 * self._ropes[layer.rope].half} of a head's {spec.key_dim} dimensions")
         hidden = self._hidden = len(decoder.final.weight)
         self._decoder = native.Decoder(
             layers=ctypes.addressof(self._layers),
@@ -159,14 +158,30 @@ class _NativeStates:
         return self.kept[some]
 
 
-def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
-    """Raise UnknownStructure unless each part takes the previous part's output size: the library reads without bounds checks."""
+class Sizes(NamedTuple):
+    """What a linear layer takes and gives."""
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+
+def check_decoder(decoder: Decoder, spec: KVSpec, sizes_of: Callable[[torch.nn.Module], Sizes]) -> None:
+    """Raise UnknownStructure unless the library can run `decoder`: each part must take the previous part's output size, as the library
+    reads without bounds checks.
+
+    Only sizes are read, so that weights may be on the meta device. sizes_of: of a linear layer; raises UnknownStructure for another one.
+    """
     hidden = len(decoder.final.weight)
+    halves = [tables(1)[0].shape[1] for tables in decoder.ropes]
     # Name, module, input size, output size (None: any).
     linears: list[tuple[str, torch.nn.Module, int, int | None]] = [("head", decoder.head, hidden, None)]
-    norms = [decoder.final]
+    norms, widths = [decoder.final], set[int]()
     for layer, of in zip(decoder.layers, spec.layers, strict=True):
-        inner = _packed(layer.down).in_features
+        if 2 * halves[layer.rope] > of.key_dim:
+            raise UnknownStructure(f"a rotary embedding of {2 * halves[layer.rope]} of a head's {of.key_dim} dimensions")
+        inner = sizes_of(layer.down).in_features
+        widths.add(inner)
         linears += [
             ("qkv", layer.qkv, hidden, of.heads * of.key_dim + of.kv_heads * (of.key_dim + of.value_dim)),
             ("out", layer.out, of.heads * of.value_dim, hidden),
@@ -175,17 +190,21 @@ def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
         ]
         norms += [norm for norm in (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp) if norm]
     for name, module, inputs, outputs in linears:
-        linear = _packed(module)
-        if (linear.in_features, linear.dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
-            raise UnknownStructure(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
-    widths = {_packed(layer.down).in_features for layer in decoder.layers}
+        sizes = sizes_of(module)
+        if (sizes.in_features, sizes.dtype) != (inputs, spec.dtype) or outputs not in (None, sizes.out_features):
+            raise UnknownStructure(f"{name} is {module}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
     if any(width % PANEL for width in widths):
         raise UnknownStructure(f"an MLP of {max(widths, key=lambda width: width % PANEL)} inner values, not a multiple of {PANEL}")
     if any(len(norm.weight) != hidden for norm in norms):
         raise UnknownStructure(f"norms over {sorted({len(norm.weight) for norm in norms})} dimensions, not over {hidden}")
-    embedded = decoder.embed(torch.zeros(1, dtype=torch.int64))
+    embedded = decoder.embed(torch.zeros(1, dtype=torch.int64, device=decoder.embed.weight.device))  # type: ignore[arg-type]  # a tensor's
     if (embedded.shape[-1], embedded.dtype) != (hidden, spec.dtype):
         raise UnknownStructure(f"an embedding of {embedded.shape[-1]} dimensions in {embedded.dtype}, not {hidden} in {spec.dtype}")
+
+
+def _packed_sizes(module: torch.nn.Module) -> Sizes:
+    linear = _packed(module)
+    return Sizes(linear.in_features, linear.out_features, linear.dtype)
 
 
 def _layer(layer: Layer, attention: ctypes.Structure) -> native.Layer:

@@ -8,6 +8,7 @@ from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.flashinfer_library import library, unsupported
 from fairlead_worker.kernels.native import NativeBackend, serves
 from fairlead_worker.kernels.reference import ReferenceBackend
+from fairlead_worker.native.library import native
 
 BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {
     "flashinfer": FlashInferBackend,
@@ -22,7 +23,7 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
 
     Raises ValueError for an unknown name, and for a backend that cannot serve here.
     """
-    chosen = name if name != "auto" else _best(spec)
+    chosen = name if name != "auto" else choose_backend(spec)[0]
     if spec.scales is not None and chosen in ("native", "cpu"):
         raise ValueError(
             "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or try it with --attention-backend reference, which is slow"
@@ -34,8 +35,22 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
     return BACKENDS[chosen](spec, pages)
 
 
-def _best(spec: KVSpec) -> str:
-    if spec.device.type != "cpu":
-        served = any(not unsupported(kind, spec.dtype) for kind in spec.layers)
-        return "flashinfer" if served and library() is not None else "reference"
-    return "native" if serves(spec) else "cpu"
+def choose_backend(spec: KVSpec, has_flashinfer: bool | None = None) -> tuple[str, str]:
+    """Return the best backend for `spec`, and why it is not a faster one, for some layers or for all; empty: nothing is faster.
+
+    has_flashinfer: None: whether it is installed here.
+    """
+    if spec.device.type == "cpu":
+        if serves(spec):
+            return "native", ""
+        return "cpu", f"the compiled kernels are for float32 and bfloat16, not {str(spec.dtype).removeprefix('torch.')}" if native() else (
+            "the native library does not load here, see the log"
+        )
+    reasons = [unsupported(kind, spec.dtype) for kind in spec.layers]
+    refused = sorted(set(filter(None, reasons)))
+    if not all(reasons) and (library() is not None if has_flashinfer is None else has_flashinfer):
+        some = (
+            f"{sum(map(bool, reasons))} of {len(reasons)} layers use the slow reference: FlashInfer does not support {', '.join(refused)}"
+        )
+        return "flashinfer", some if refused else ""
+    return "reference", f"FlashInfer does not support {', '.join(refused)}" if all(reasons) else "FlashInfer is not installed"

@@ -43,17 +43,21 @@ def probe_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,
+    attention_mask: object,
     *,
-    step: dict[int, LayerSpec],
+    step: dict[int, LayerSpec] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Let a single token attend to itself, and record how the layer calls. Raises UnsupportedAttention."""
+    if step is None:
+        raise UnsupportedAttention(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx")
     if layer in step:
         raise UnsupportedAttention(f"layer {layer} attends twice in one pass")
+    if attention_mask is not None:
+        raise UnsupportedAttention(f"{type(module).__name__} makes a mask of its own")
     step[layer] = spec = layer_spec(module, query, key, value, layer, kwargs)
     repeated = value.repeat_interleave(spec.heads // spec.kv_heads, 1)
     return repeated.transpose(1, 2), None
@@ -70,7 +74,9 @@ def layer_spec(
     kind = _layer_kind(module, layer)
     if kind not in ("full_attention", "sliding_attention", None):
         raise UnsupportedAttention(f"layers of type {kind!r}")
-    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    # Of a family that does not pass it (Phi-MoE), the mask of generate() follows the config.
+    own = getattr(module, "sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
+    window = kwargs.get("sliding_window", own)
     scaling = kwargs.get("scaling")
     return LayerSpec(
         heads=query.shape[1],
@@ -81,8 +87,12 @@ def layer_spec(
         # The mask of generate() follows the layer's type, so the type decides if the two disagree.
         window=None if kind == "full_attention" or not window else int(window),
         softcap=kwargs.get("softcap"),
-        sinks=tuple(sinks.float().tolist()) if (sinks := kwargs.get("s_aux")) is not None else None,
+        sinks=_numbers(sinks) if (sinks := kwargs.get("s_aux")) is not None else None,
     )
+
+
+def _numbers(sinks: torch.Tensor) -> tuple[float, ...]:
+    return (0.0,) * len(sinks) if sinks.is_meta else tuple(sinks.float().tolist())
 
 
 def _layer_kind(module: torch.nn.Module, layer: int) -> str | None:

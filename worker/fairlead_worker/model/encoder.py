@@ -49,6 +49,27 @@ def is_encoder(folder: Path) -> bool:
     return isinstance(config, dict) and config.get("model_type") in FAMILIES
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderPlan:
+    """What files and settings decide before any weight is read."""
+
+    config: PreTrainedConfig
+    classifier: Classifier | None
+    dtype: torch.dtype
+    files: list[str]
+
+
+def plan_encoder(uri: str, folder: Path, *, dtype: str, device: torch.device) -> EncoderPlan:
+    """Return how the encoder in `folder` is loaded; the arguments are those of `load_model`. Raises ModelLoadError."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(uri, f"config.json is not valid: {error}") from error
+    if refused := FAMILIES[config.model_type].refuse(config):
+        raise ModelLoadError(uri, f"unsupported architecture: {config.model_type} with {refused}")
+    return EncoderPlan(config, _read_classifier(uri, config), choose_dtype(uri, dtype, config, device), check_weights(uri, folder))
+
+
 def load_encoder(
     uri: str,
     folder: Path,
@@ -62,16 +83,10 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Load the encoder in `folder`. The arguments are those of `load_model`. Raises ModelLoadError."""
     progress("config", 0)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise ModelLoadError(uri, f"config.json is not valid: {error}") from error
+    place = torch.device(device)
+    plan = plan_encoder(uri, folder, dtype=dtype, device=place)
+    config, classifier, torch_dtype, files = plan.config, plan.classifier, plan.dtype, plan.files
     family = FAMILIES[config.model_type]
-    if refused := family.refuse(config):
-        raise ModelLoadError(uri, f"unsupported architecture: {config.model_type} with {refused}")
-    classifier = _read_classifier(uri, config)
-    place, torch_dtype = torch.device(device), choose_dtype(uri, dtype, config, torch.device(device))
-    files = check_weights(uri, folder)
     size = sum((folder / name).stat().st_size for name in files)
     progress("weights", 0, 0, size)
     try:
@@ -96,7 +111,7 @@ def load_encoder(
         path=folder,
         digest=model_digest(folder),
         vocabulary_size=config.vocab_size,
-        max_model_len=_max_length(uri, folder, model.max_length, max_model_len),
+        max_model_len=max_length(uri, folder, model.max_length, max_model_len),
         device=place,
         pooling=_describe_refusal(classifier) if classifier else read_pooling(folder, config, pooling, matryoshka, is_encoder=True),
         classifier=classifier,
@@ -104,7 +119,7 @@ def load_encoder(
     )
 
 
-def _max_length(uri: str, folder: Path, own: int, wanted: int) -> int:
+def max_length(uri: str, folder: Path, own: int, wanted: int) -> int:
     """Return the tokens of the longest text: as wanted, or as sentence-transformers' files say (`max_seq_length`), up to the model's."""
     if wanted > own:
         raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")

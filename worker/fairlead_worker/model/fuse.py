@@ -86,7 +86,7 @@ def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], refe
     The first stack of each group is tried in a forward pass of the whole model (`model.acceptance`). The others hold the same weights in
     the same way. All groups are tried together, and one by one if that fails.
     """
-    sites = {name: [parent for parent in model.modules() if _stackable(parent, name, children)] for name, children in GROUPS.items()}
+    sites = _stack_sites(model)
     names = [name for name, parents in sites.items() if parents]
     if not names:
         return 0
@@ -117,6 +117,18 @@ def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], refe
     for parent, name in taken:
         _stack(parent, name)
     return len(taken)
+
+
+def stack_projections(model: nn.Module) -> None:
+    """Stack all projections of `model` in place without a trial, as of a model without weights."""
+    for name, parents in _stack_sites(model).items():
+        for parent in parents:
+            _stack(parent, name)
+
+
+def _stack_sites(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the modules whose projections can be stacked, by the name of the stack."""
+    return {name: [parent for parent in model.modules() if _stackable(parent, name, children)] for name, children in GROUPS.items()}
 
 
 @torch.inference_mode()

@@ -113,6 +113,41 @@ class LoadedModel:
     """Of each layer's KV in float8; None: KV has `dtype`."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What files and settings decide before any weight is read. `fairlead check` plans without a load."""
+
+    config: PreTrainedConfig
+    """Of the decoder."""
+    is_wrapped: bool
+    """Whether it is the text part of a model that reads more than text."""
+    max_model_len: int
+    dtype: torch.dtype
+    native_quantization: str
+    """none, int8 or int4, by the native library."""
+    gguf: Path | None
+    """The GGUF file with the weights; None: `files` have them."""
+    files: list[str]
+
+
+def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_model_len: int, quantization: str, ranks: int) -> LoadPlan:
+    """Return how the model in `folder` is loaded; the arguments are those of `load_model`. `device` may be one that is not here.
+
+    Raises ModelLoadError.
+    """
+    config, is_wrapped = _read_config(uri, folder, ranks)
+    ignore_kv_scheme(config)
+    limit = context_length(uri, config, max_model_len)
+    torch_dtype = choose_dtype(uri, dtype, config, device)
+    native_quantization = quantization if quantization == "int8" or (quantization == "int4" and device.type == "cpu") else "none"
+    if native_quantization != "none":
+        _check_native(uri, quantization, torch_dtype, device)
+    if (gguf := find_gguf(folder)) is not None:
+        _check_gguf(uri, quantization, ranks)
+    files = [] if gguf is not None else check_weights(uri, folder)
+    return LoadPlan(config, is_wrapped, limit, torch_dtype, native_quantization, gguf, files)
+
+
 def load_model(
     uri: str,
     *,
@@ -147,22 +182,14 @@ def load_model(
     progress("config", 0)
     folder = locate(uri, progress, cache)
     ranks = 1 if group is None else group.size
-    config, is_wrapped = _read_config(uri, folder, ranks)
-    ignore_kv_scheme(config)
-    stored = hasattr(config, "quantization_config")
-    limit = context_length(uri, config, max_model_len)
-    torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
-    native_quantization = (
-        quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
+    plan = plan_load(
+        uri, folder, dtype=dtype, device=torch.device(device), max_model_len=max_model_len, quantization=quantization, ranks=ranks
     )
-    if native_quantization != "none":
-        _check_native(uri, quantization, torch_dtype, torch.device(device))
+    config, limit, torch_dtype, files, blocks = plan.config, plan.max_model_len, plan.dtype, plan.files, plan.gguf
+    native_quantization, is_wrapped, in_blocks = plan.native_quantization, plan.is_wrapped, False
+    stored = hasattr(config, "quantization_config")
     if native_quantization == "int4":
         logger.warning("--quantization int4: %s", INT4_COST)
-    blocks, in_blocks = find_gguf(folder), False
-    if blocks is not None:
-        _check_gguf(uri, quantization, ranks)
-    files = [] if blocks is not None else check_weights(uri, folder)
     named: dict[str, Any] = {}
     keeps, experts, packed = False, None, None
     if stored:

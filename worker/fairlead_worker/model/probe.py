@@ -20,6 +20,8 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         raise UnsupportedAttention(f"{name} does not use transformers' attention interface")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedAttention(f"{name} takes no position_ids")
+    if chosen := getattr(model.config.get_text_config(decoder=True), "index_topk", None):
+        raise UnsupportedAttention(f"{name} attends to {chosen} tokens that an indexer chooses (index_topk)")
     model.set_attn_implementation(PROBE)
     seen: dict[int, LayerSpec] = {}
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)

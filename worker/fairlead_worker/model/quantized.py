@@ -5,7 +5,7 @@ Layers with such weights are neither stacked nor packed, because both would take
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -74,6 +74,18 @@ def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dic
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
+def made_bytes(quantization: str) -> Callable[[int, int], int] | None:
+    """Return (outputs, inputs) -> bytes of a linear layer that `quantize_arguments` makes on a GPU; None if it makes none.
+
+    fp8: a float32 scale for each output. int4: scale and zero point in bfloat16 for each group.
+    """
+    sizes: Mapping[str, Callable[[int, int], int]] = {
+        "fp8": lambda outputs, inputs: outputs * (inputs + 4),
+        "int4": lambda outputs, inputs: outputs * (inputs // 2 + 4 * -(-inputs // INT4_GROUP)),
+    }
+    return sizes.get(quantization)
+
+
 def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str, Any]:
     """Return arguments of `from_pretrained` for a quantized checkpoint, and request dequantization where it cannot be read otherwise.
 
@@ -83,7 +95,7 @@ def read_arguments(uri: str, config: PreTrainedConfig, keeps: bool) -> dict[str,
     """
     given = config.quantization_config
     try:
-        zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in _schemes(given)]
+        zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in checkpoint_schemes(given)]
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if keeps:
@@ -99,7 +111,7 @@ def packing_of(uri: str, config: PreTrainedConfig) -> Packing | None:
     """Return how the checkpoint's weights are packed, if `lowbit.stored` can read them; None if it cannot. Raises ModelLoadError."""
     given = config.quantization_config
     if given["quant_method"] == "compressed-tensors":
-        return packing_of_schemes(given.get("format"), _schemes(given))
+        return packing_of_schemes(given.get("format"), checkpoint_schemes(given))
     if given["quant_method"] == "mxfp4":
         return None
     return packing_of_config(uri, given)
@@ -118,7 +130,7 @@ def ignore_kv_scheme(config: PreTrainedConfig) -> None:
         del config.quantization_config
 
 
-def _schemes(given: dict[str, Any]) -> list[Any]:
+def checkpoint_schemes(given: dict[str, Any]) -> list[Any]:
     """Return the scheme of each layer group with quantized weights in a compressed-tensors checkpoint; [] for other checkpoints."""
     if given["quant_method"] != "compressed-tensors":
         return []
@@ -130,7 +142,7 @@ def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
     """Check that `--quantization` suits a quantized checkpoint: only fp8 does, if its layers can stay in 8 bits. Raises ModelLoadError."""
     if quantization == "none":
         return
-    if quantization != "fp8" or not any(map(can_retain, _schemes(config.quantization_config))):
+    if quantization != "fp8" or not any(map(can_retain, checkpoint_schemes(config.quantization_config))):
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
     _need(uri, f"--quantization {quantization}", "torchao")
 
@@ -147,7 +159,7 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
         case "awq" | "gptq":
             return Groups(inputs=_sizes(int(given.get("group_size", 128))), act_order=bool(given.get("desc_act")))
         case "compressed-tensors":
-            weights = [each.weights for each in _schemes(given)]
+            weights = [each.weights for each in checkpoint_schemes(given)]
             blocks = [each.block_structure for each in weights if each.block_structure]
             return Groups(
                 _sizes(*(block[0] for block in blocks)),
@@ -174,7 +186,10 @@ def read_alone(config: PreTrainedConfig) -> Iterator[None]:
     from compressed_tensors.offload import as_single_threaded
 
     # Scales of other schemes have their own dtypes.
-    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, _schemes(given)))):
+    with (
+        as_single_threaded(),
+        exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, checkpoint_schemes(given)))),
+    ):
         yield
 
 

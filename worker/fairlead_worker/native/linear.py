@@ -76,6 +76,11 @@ class NativeLinear(nn.Module):
             self.in_features, self.out_features, panels.data_ptr(), _address(scales), _address(self.bias), kinds, KINDS[dtype]
         )  # fmt: skip
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return a copy of the weight, for code of a family that does not call the layer, as some routers do not theirs."""
+        return self.widen(0, self.out_features).to(self.dtype)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._compute(inputs, self.dtype)
 

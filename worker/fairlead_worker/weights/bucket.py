@@ -55,14 +55,14 @@ class _Object:
 
 def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
     """Download the model's files, which are directly in the bucket's folder; return the local folder. Raises ModelLoadError."""
-    store = _connect(uri, source)
+    store = connect(uri, source)
     with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
         try:
             wanted = _list_objects(uri, store, patterns)
         except (BaseError, OSError) as error:
             if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.is_complete(uri, folder):
-                raise _load_error(uri, error) from error
+                raise explain_error(uri, error) from error
             report("download", 100, note=f"the bucket cannot be reached, and {folder} is complete")
             return folder
         damaged = cache.is_damaged(uri, folder)
@@ -73,7 +73,7 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
         except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: an object was removed
-            raise _load_error(uri, error) from error
+            raise explain_error(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
         if missing or not cache.is_complete(uri, folder):
@@ -81,7 +81,7 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         return folder
 
 
-def _connect(uri: str, source: BucketModel) -> S3Store | GCSStore:
+def connect(uri: str, source: BucketModel) -> S3Store | GCSStore:
     kind, endpoint = (S3Store, "AWS_ENDPOINT_URL") if source.scheme == "s3" else (GCSStore, "GOOGLE_BASE_URL")
     retries = {"max_retries": 6, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
     plain = os.environ.get(endpoint, "").startswith("http://")
@@ -101,7 +101,7 @@ def _list_objects(uri: str, store: S3Store | GCSStore, patterns: list[str]) -> l
     return found
 
 
-def _load_error(uri: str, error: Exception) -> ModelLoadError:
+def explain_error(uri: str, error: Exception) -> ModelLoadError:
     message, secret = _text(error), SECRETS[uri.partition(":")[0]]
     missing = ModelLoadError(uri, f"there are no credentials: give spec.model.secretRef, {secret}, or the pod a role")
     # From the node's metadata service, the last place searched for credentials; its 403 is not the store's.

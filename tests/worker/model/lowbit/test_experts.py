@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 from bench.gpu.models.low_bit_weights import narrow_experts
-from tests.models import FAMILIES, build_model
-from tests.worker.exactness.families import MORE
+from tests.models import build_model
 from tests.worker.model.lowbit.reference import ReferenceRounder
 
 from fairlead_worker.model.expert_checkpoint import find_experts
@@ -21,7 +20,6 @@ ROUNDED = 0.06
 
 def experts_of(monkeypatch: pytest.MonkeyPatch, scales: Scales, rounder: Rounder | None) -> tuple[Any, LowBitExperts]:
     """Return a family's experts with the numbers of few bits, and the same in few bits."""
-    monkeypatch.setitem(FAMILIES, "qwen3_moe", MORE["qwen3_moe"])
     model = build_model("qwen3_moe", hidden_size=GROUP, moe_intermediate_size=2 * GROUP, head_dim=64).to(torch.bfloat16)
     module: Any = find_experts(model)[0]
     parts = [narrow_experts(module.gate_up_proj.detach(), scales), narrow_experts(module.down_proj.detach(), scales)]

@@ -144,12 +144,17 @@ def take_fp8(model: nn.Module, dtype: torch.dtype) -> int:
     return kept
 
 
+def is_odd(outputs: int, inputs: int, blocks: bool) -> bool:
+    """Return whether no product takes a layer of these sizes, which is widened then. blocks: whether its scales are of blocks."""
+    return bool(outputs % TILE or inputs % (GROUP if blocks else TILE))
+
+
 def _layer(layer: Any, dtype: torch.dtype) -> nn.Module:
     weight, scale = layer.weight.detach(), layer.weight_scale_inv.detach().float()
     bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     outputs, inputs = weight.shape
     blocks = layer.block_size is not None
-    if not outputs % TILE and not inputs % (GROUP if blocks else TILE):
+    if not is_odd(outputs, inputs, blocks):
         kind = Fp8BlockLinear if blocks else Fp8Linear
         return kind(weight, scale if blocks else scale.view(1, 1).repeat(outputs, 1), bias, dtype, choose_rounder(weight.device, blocks))
     with torch.device("meta"):

@@ -206,7 +206,7 @@ def stored_names(uri: str, folder: Path, files: Iterable[str], packing: Packing)
             for key in opened.keys():  # noqa: SIM118  # not a mapping
                 layer, _, name = key.rpartition(".")
                 if name in wanted:
-                    found.setdefault(_relative(layer), set()).add(name)
+                    found.setdefault(relative(layer), set()).add(name)
     quantized = {layer: frozenset(names) for layer, names in found.items() if WEIGHTS[packing.method] in names}
     if not quantized:
         raise ModelLoadError(
@@ -231,16 +231,21 @@ def find_stored(uri: str, folder: Path, files: Iterable[str], packing: Packing, 
     None: compressed-tensors reads and widens it. Raises ModelLoadError.
     """
     names = stored_names(uri, folder, files, packing)
+    reason = reason_to_widen(uri, packing, names, dtype) or int4_problem(device)
+    if reason:
+        level = logging.INFO if device.type == "cpu" else logging.WARNING
+        logger.log(level, "%s weights of %d bits are widened to 16 bits or more: %s", packing.method, packing.bits, reason)
+    return None if reason and packing.method == COMPRESSED else Stored(packing, names, not reason)
+
+
+def reason_to_widen(uri: str, packing: Packing, names: Names, dtype: str) -> str:
+    """Return why layers of these `names` cannot stay in 4 bits on any GPU; empty if they can. Raises ModelLoadError for other experts."""
     expert = next((layer for layer in names if ".experts." in layer), "")
     if expert and packing.method != COMPRESSED:
         raise ModelLoadError(
             uri, f"its experts are quantized ({packing.method}: {expert}), which is not supported; use compressed-tensors or float8"
         )
-    reason = "experts have no kernel that reads 4 bits" if expert else reason_against(packing, dtype) or int4_problem(device)
-    if reason:
-        level = logging.INFO if device.type == "cpu" else logging.WARNING
-        logger.log(level, "%s weights of %d bits are widened to 16 bits or more: %s", packing.method, packing.bits, reason)
-    return None if reason and packing.method == COMPRESSED else Stored(packing, names, not reason)
+    return "experts have no kernel that reads 4 bits" if expert else reason_against(packing, dtype)
 
 
 def stored_class(family: type[PreTrainedModel], stored: Stored) -> type[PreTrainedModel]:
@@ -249,14 +254,15 @@ def stored_class(family: type[PreTrainedModel], stored: Stored) -> type[PreTrain
     def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
         family.__init__(self, config)
         for path, module in list(self.named_modules()):
-            if isinstance(module, nn.Linear) and (names := stored.names.get(_relative(path))) is not None:
+            if isinstance(module, nn.Linear) and (names := stored.names.get(relative(path))) is not None:
                 parent, _, name = path.rpartition(".")
                 setattr(self.get_submodule(parent), name, StoredLinear(stored.packing, names, module))
 
     return type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
 
 
-def _relative(path: str) -> str:
+def relative(path: str) -> str:
+    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix."""
     return path[path.index("layers.") :] if "layers." in path else path.rpartition(".")[2]
 
 

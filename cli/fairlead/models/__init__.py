@@ -1,0 +1,1 @@
+"""`fairlead models`: the families that are served, and those that are refused."""

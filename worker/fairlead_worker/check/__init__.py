@@ -1,0 +1,1 @@
+"""`fairlead check`: whether and how a worker would serve a model, from its config and the headers of its weights."""

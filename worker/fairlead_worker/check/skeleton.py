@@ -1,0 +1,139 @@
+"""A decoder without weights, on torch's meta device: made of the same classes as the loader makes it of, a rank's part if it is sharded."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.execution.native_forward import Sizes, check_decoder
+from fairlead_worker.kernels.base import KVSpec, LayerSpec
+from fairlead_worker.model.attention import UnsupportedAttention
+from fairlead_worker.model.expert_checkpoint import find_experts
+from fairlead_worker.model.fuse import stack_projections
+from fairlead_worker.model.loader import LoadPlan
+from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.quantized import groups_of
+from fairlead_worker.model.structure import UnknownStructure, recognise
+from fairlead_worker.model.wrappers import text_names
+from fairlead_worker.sharding.shards import Shards, Unshardable
+from fairlead_worker.sharding.weights import Part, open_tensors, part_class
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A decoder without weights."""
+
+    model: PreTrainedModel
+    """On the meta device, set to the paged attention function."""
+    layers: tuple[LayerSpec, ...]
+    shards: Shards | None
+    """The part that it is; None: the whole model."""
+    generates: bool
+    """False: the files have no head."""
+
+
+def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantization: str) -> Skeleton:
+    """Return the model of `plan`, of several `ranks` the first one's part. Raises ModelLoadError if it cannot be served or divided."""
+    config, generates, shards = _plain(plan.config), True, Shards(0, ranks) if ranks > 1 else None
+    family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+    try:
+        if plan.gguf is None:
+            with open_tensors(folder, plan.files, text_names if plan.is_wrapped else None) as tensors:
+                if plan.is_wrapped and "lm_head.weight" in tensors:
+                    config.tie_word_embeddings = False
+                named = any("ForCausalLM" in name for name in config.architectures or ())
+                generates = plan.is_wrapped or named or config.tie_word_embeddings or "lm_head.weight" in tensors
+                if shards is not None:
+                    groups = groups_of(plan.config, quantization)
+                    cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
+                    family = part_class(config, shards, cut, groups)
+                    return _probed(family, config, plan.dtype, shards, generates)
+        return _probed(family, config, plan.dtype, shards, generates)
+    except UnsupportedAttention as error:
+        if isinstance(error.__cause__, NotImplementedError):  # of the meta device
+            cause = f"{family.__name__} cannot be checked without weights, as its code reads numbers while it runs: start a worker with it"
+            raise ModelLoadError(uri, cause) from error
+        raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
+    except Unshardable as error:
+        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel-size {ranks}): {error}") from error
+
+
+def native_refusal(plan: LoadPlan, layers: Sequence[LayerSpec], page_size: int) -> str:
+    """Return why the native decoder cannot run the whole model on a CPU; empty if it can, by its structure.
+
+    A worker also compares its results with those of the modules.
+    """
+    config = _plain(plan.config)
+    with _SmallTensors():
+        model = _make(AutoModelForCausalLM._model_mapping[type(config)], config, plan.dtype)
+    stack_projections(model)
+    specs = tuple(layers)
+    try:
+        check_decoder(recognise(model, specs), KVSpec(specs, page_size, plan.dtype, torch.device("cpu")), _sizes)
+    except UnknownStructure as reason:
+        return str(reason)
+    return ""
+
+
+def _probed(
+    family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype, shards: Shards | None, generates: bool
+) -> Skeleton:
+    with torch.device("meta"):
+        model = _make(family, config, dtype)
+    for experts in find_experts(model):
+        experts.forward = _Experts(experts)
+    return Skeleton(model, probe_layers(model), shards, generates)
+
+
+def _make(family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    text = config.get_text_config(decoder=True)
+    own = text if family.config_class is type(text) else config  # as AutoModelForCausalLM does
+    model: PreTrainedModel = family._from_config(own, dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of `config` without its quantization: transformers would put a library's modules into the model."""
+    copied = deepcopy(config)
+    if hasattr(copied, "quantization_config"):
+        del copied.quantization_config
+    return copied
+
+
+def _sizes(module: nn.Module) -> Sizes:
+    if type(module) is not nn.Linear:
+        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
+    return Sizes(module.in_features, module.out_features, module.weight.dtype)
+
+
+class _Experts:
+    """In place of a family's loop over experts, whose steps depend on the routing: makes the tensors of `fused.experts`, and drops them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        named: Any = module
+        self._outputs = [max(named.gate_up_proj.shape[1:]), max(named.down_proj.shape[1:])]
+        self._width = min(named.gate_up_proj.shape[1:])
+
+    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        rows = [hidden_states.new_empty(top_k_index.numel(), outputs) for outputs in self._outputs]
+        del rows
+        return torch.empty_like(hidden_states)
+
+
+class _SmallTensors(TorchFunctionMode):
+    """Matrices are made on the meta device, and all else with its content, so that norms, activations and ropes can be called."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if len(sizes) > 1:
+                return func(*args, **{**kwargs, "device": "meta"})
+        return func(*args, **kwargs)

@@ -1,0 +1,444 @@
+"""The families of decoders that the tests compare with transformers, and those that are refused: one list for tests, docs and
+`fairlead models`. No torch.
+
+Each family is a small config that has its mechanisms. `tests/worker/exactness` builds it with random weights, and checks its tokens, its
+path and its mechanisms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from fairlead_worker.model.wrappers import PLAIN, WRAPPERS
+
+Path = Literal["native", "modules"]
+Compared = Literal["every setting", "chunks and cache"]
+ENCODERS: Final = ("bert", "camembert", "modernbert", "roberta", "xlm-roberta")
+"""The keys of `families.registry.FAMILIES`, which imports torch."""
+PATHS: Final[Mapping[str, str]] = {
+    "native": "one native call runs a whole step on a CPU",
+    "modules": "transformers' modules, around our attention and linear layers",
+    "encoder": "layers of our own, without padding",
+}
+COMPARED: Final[Mapping[str, str]] = {
+    "every setting": "20 prompts of up to 2,000 tokens: alone, batched, chunks of 16, 64, 512 and off, cold and cached, page sizes, "
+    "attention backends, preemption, host tier, speculative decoding",
+    "chunks and cache": "7 prompts of up to 333 tokens: alone and whole, batched in chunks of 48 tokens beside decodes, cold and cached",
+    "text part": "the text part of a model that also reads images or sound, with the whole model's tokens; tied and untied",
+    "checkpoint": "a checkpoint with this model_type, with the tokens of the model that it is",
+    "vectors and classes": "vectors, scores and classes with transformers', within 1e-5: alone and batched",
+}
+VOCABULARY: Final = 512
+LENGTH: Final = 4096
+ORIGINAL: Final = 128
+"""Tokens before a rope was scaled: most prompts are longer."""
+COMMON: Final[Mapping[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+"""Untied embeddings and a wide initial range: otherwise a random model repeats its last token, and an engine that attends to the wrong
+keys would go unnoticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family that is served."""
+
+    model_type: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the small config, besides `COMMON`."""
+    path: Path = "modules"
+    mechanisms: str = ""
+    """As `model.mechanisms` finds them."""
+    compared: Compared = "chunks and cache"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the settings of the small config."""
+        return {**COMMON, **self.settings}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A family that is refused when it is loaded."""
+
+    model_type: str
+    reason: str
+    """Part of the error, too."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of a small config, besides `COMMON`."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the settings of the small config."""
+        return {**COMMON, **self.settings}
+
+
+_GEMMA: Final = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 48, "num_hidden_layers": 4}
+_GPT2: Final = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LENGTH}
+_HEADS: Final = {"head_dim": 16}
+_WINDOWS: Final = {"sliding_window": 48, "num_hidden_layers": 4}
+_TYPES: Final = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_MOE: Final = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LOCAL: Final = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_SHARED: Final = {"num_shared_experts": 1}
+_ROUTED: Final = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+_GROUPS: Final = {"n_group": 2, "topk_group": 1}
+_LATENT: Final = {
+    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+_GEMMA4: Final = {
+    "head_dim": 16,
+    "sliding_window": 48,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 2,
+}
+_OPT: Final = {"ffn_dim": 128, "init_std": 0.2, "word_embed_proj_dim": 64, "pad_token_id": 1}
+
+
+def _rope(kind: str, **settings: object) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **settings}}
+
+
+def _thorough(model_type: str, settings: Mapping[str, Any], path: Path, mechanisms: str = "") -> Family:
+    return Family(model_type, settings, path, mechanisms, "every setting")
+
+
+SERVED: Final[Mapping[str, Family]] = {
+    "llama": _thorough("llama", {}, "native"),
+    "qwen2": _thorough("qwen2", {}, "native"),
+    "qwen3": _thorough("qwen3", {"head_dim": 32}, "native"),
+    "mistral": _thorough("mistral", {"sliding_window": 100}, "native", "windows"),
+    "gemma2": _thorough(
+        "gemma2",
+        {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
+        "native",
+        "windows and full attention, soft-capped scores, soft-capped logits",
+    ),
+    "gemma3": _thorough("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, "native", "windows and full attention"),
+    "gpt2": _thorough("gpt2", _GPT2, "modules"),
+    "afmoe": Family("afmoe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
+    "apertus": Family("apertus", mechanisms="llama3 rope"),
+    "arcee": Family("arcee", _HEADS),
+    "aria (text)": Family("aria_text", {**_HEADS, "moe_num_experts": 8, "moe_num_shared_experts": 1, "moe_topk": 2}, mechanisms="experts"),
+    "axk1": Family("axk1", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
+    "bitnet": Family("bitnet"),
+    "cohere": Family("cohere"),
+    "cohere2": Family("cohere2", _WINDOWS, mechanisms="windows and full attention"),
+    "cohere_compass (text)": Family(
+        "cohere_compass_text",
+        {
+            **_WINDOWS,
+            **_TYPES,
+            "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+        },
+        mechanisms="windows and full attention",
+    ),
+    "cohere2_moe": Family("cohere2_moe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
+    "ctrl": Family("ctrl", {**_GPT2, "dff": 128}),
+    "cwm": Family("cwm", {**_HEADS, **_WINDOWS}, path="native", mechanisms="windows and full attention, llama3 rope"),
+    "dbrx": Family(
+        "dbrx",
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": LENGTH,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+            "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+        },
+        mechanisms="experts",
+    ),
+    "deepseek_v2": Family("deepseek_v2", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
+    "deepseek_v3": Family("deepseek_v3", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
+    "dots1": Family("dots1", {**_ROUTED, **_GROUPS, **_WINDOWS, **_TYPES}, mechanisms="windows and full attention, experts"),
+    "ernie4_5": Family("ernie4_5", _HEADS),
+    "ernie4_5_moe": Family(
+        "ernie4_5_moe", {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 1}, mechanisms="experts"
+    ),
+    "exaone4": Family("exaone4", _WINDOWS, mechanisms="windows and full attention"),
+    "exaone_moe": Family(
+        "exaone_moe",
+        {**_MOE, **_SHARED, **_GROUPS, **_WINDOWS, "first_k_dense_replace": 1},
+        mechanisms="windows and full attention, experts",
+    ),
+    "flex_olmo": Family("flex_olmo", {"num_experts": 8, "num_experts_per_tok": 2}, mechanisms="experts"),
+    "flint": Family(
+        "flint",
+        {**_HEADS, **_MOE, **_WINDOWS, "shared_expert_intermediate_size": 64},
+        mechanisms="windows and full attention, attention sinks, experts",
+    ),
+    "gemma": Family("gemma", _HEADS, path="native"),
+    "gemma4 (text)": Family(
+        "gemma4_text",
+        {**_GEMMA4, "global_head_dim": 32},
+        mechanisms="windows and full attention, layers with other heads, proportional rope",
+    ),
+    "gemma4 (experts)": Family(
+        "gemma4_text",
+        {
+            **_HEADS,
+            **_WINDOWS,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        mechanisms="windows and full attention, layers with other heads, experts, proportional rope",
+    ),
+    "gemma3n (text)": Family("gemma3n_text", _GEMMA4, mechanisms="windows and full attention, soft-capped logits"),
+    "gemma4_unified (text)": Family(
+        "gemma4_unified_text",
+        {**_HEADS, **_WINDOWS, "global_head_dim": 32},
+        mechanisms="windows and full attention, layers with other heads, proportional rope",
+    ),
+    "glm": Family("glm", _HEADS),
+    "glm4": Family("glm4", _HEADS),
+    "glm4_moe": Family("glm4_moe", {**_HEADS, **_ROUTED}, mechanisms="experts"),
+    "glm4_moe_lite": Family("glm4_moe_lite", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
+    "gpt-sw3": Family("gpt-sw3", _GPT2),
+    "gpt_bigcode": Family("gpt_bigcode", _GPT2),
+    "gpt_neox": Family("gpt_neox"),
+    "gpt_oss": Family(
+        "gpt_oss", {**_HEADS, **_LOCAL, **_WINDOWS}, mechanisms="windows and full attention, attention sinks, experts, yarn rope"
+    ),
+    "granite": Family(
+        "granite", {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+    ),
+    "granite_swa": Family("granite_swa", _WINDOWS, mechanisms="windows and full attention, attention sinks"),
+    "granitemoe": Family("granitemoe", _LOCAL, mechanisms="experts"),
+    "granitemoe_swa": Family(
+        "granitemoe_swa",
+        {**_LOCAL, **_WINDOWS, "shared_intermediate_size": 64},
+        mechanisms="windows and full attention, attention sinks, experts",
+    ),
+    "granitemoeshared": Family("granitemoeshared", {**_LOCAL, "shared_intermediate_size": 64}, mechanisms="experts"),
+    "helium": Family("helium", _HEADS),
+    "hunyuan_v1_dense": Family("hunyuan_v1_dense", _HEADS),
+    "hunyuan_v1_moe": Family("hunyuan_v1_moe", {**_HEADS, "num_experts": 8, "moe_topk": 2}, mechanisms="experts"),
+    "hy_v3": Family("hy_v3", {**_HEADS, **_MOE, **_SHARED}, mechanisms="experts"),
+    "internlm3": Family("internlm3", _HEADS, path="native"),
+    "iquestcoder": Family("iquestcoder", _HEADS, path="native"),
+    "jais2": Family("jais2", _HEADS),
+    "jetmoe": Family("jetmoe", _LOCAL, mechanisms="experts"),
+    "kolibri1": Family(
+        "kolibri1",
+        {**_HEADS, **_LOCAL, **_WINDOWS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+        mechanisms="windows, experts",
+    ),
+    "laguna": Family(
+        "laguna",
+        {**_HEADS, **_MOE, **_WINDOWS, **_TYPES, "shared_expert_intermediate_size": 64},
+        mechanisms="windows and full attention, experts",
+    ),
+    "longcat_flash": Family(
+        "longcat_flash",
+        {
+            **_LATENT,
+            "num_layers": 2,
+            "head_dim": 8,
+            "ffn_hidden_size": 128,
+            "moe_topk": 2,
+            "n_routed_experts": 8,
+            "zero_expert_num": 4,
+            "expert_ffn_hidden_size": 32,
+        },
+        mechanisms="latents, cached as keys and values, experts",
+    ),
+    "mellum": Family(
+        "mellum", {**_HEADS, **_LOCAL, **_WINDOWS, **_TYPES, "moe_intermediate_size": 32}, mechanisms="windows and full attention, experts"
+    ),
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        {**_HEADS, **_ROUTED, **_GROUPS, **_WINDOWS, "v_head_dim": 16},
+        mechanisms="windows and full attention, attention sinks, layers with other heads, experts",
+    ),
+    "minicpm3": Family("minicpm3", _LATENT, mechanisms="latents, cached as keys and values"),
+    "minimax_m2": Family("minimax_m2", {**_HEADS, **_LOCAL}, mechanisms="experts"),
+    "ministral": Family("ministral", {**_HEADS, **_WINDOWS}, path="native", mechanisms="windows"),
+    "ministral3": Family("ministral3", _HEADS, path="native", mechanisms="yarn rope"),
+    "mixtral": Family("mixtral", _LOCAL, mechanisms="experts"),
+    "modernbert-decoder": Family(
+        "modernbert-decoder", {"local_attention": 96, "num_hidden_layers": 4, "pad_token_id": 0}, mechanisms="windows and full attention"
+    ),
+    "nanochat": Family("nanochat", mechanisms="soft-capped logits"),
+    "olmo": Family("olmo"),
+    "olmo2": Family("olmo2"),
+    "olmo3": Family("olmo3", _WINDOWS, mechanisms="windows and full attention"),
+    "olmoe": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}, mechanisms="experts"),
+    "opt": Family("opt", _OPT),
+    "persimmon": Family("persimmon"),
+    "phi": Family("phi"),
+    "phi3": Family("phi3", {"pad_token_id": 0}, path="native"),
+    "phimoe": Family("phimoe", {**_LOCAL, "sliding_window": 48}, mechanisms="windows, experts"),
+    "qwen2_moe": Family("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [0]}, mechanisms="experts"),
+    "qwen3_moe": Family("qwen3_moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}, mechanisms="experts"),
+    "seed_oss": Family("seed_oss", _HEADS, path="native"),
+    "smollm3": Family("smollm3", path="native"),
+    "solar_open": Family("solar_open", {**_HEADS, **_ROUTED, **_GROUPS}, mechanisms="experts"),
+    "starcoder2": Family("starcoder2", {"sliding_window": 64}, mechanisms="windows"),
+    "vaultgemma": Family(
+        "vaultgemma",
+        {**_GEMMA, "attn_logit_softcapping": 5.0},
+        mechanisms="windows and full attention, soft-capped scores, soft-capped logits",
+    ),
+    "youtu": Family("youtu", _LATENT, mechanisms="latents, cached as keys and values"),
+    "tied qwen2": Family("qwen2", {"tie_word_embeddings": True}, "native", mechanisms="tied head"),
+    "linear rope": Family("llama", _rope("linear", factor=4.0), "native", mechanisms="linear rope"),
+    "yarn rope": Family("qwen3", _rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL), "native", mechanisms="yarn rope"),
+    "llama3 rope": Family(
+        "llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=ORIGINAL),
+        "native",
+        mechanisms="llama3 rope",
+    ),
+    "dynamic rope": Family("llama", {**_rope("dynamic", factor=4.0), "max_position_embeddings": 400}, "native", mechanisms="dynamic rope"),
+    "longrope": Family(
+        "phi3",
+        {
+            **_rope(
+                "longrope",
+                original_max_position_embeddings=ORIGINAL,
+                short_factor=[1 + place / 10 for place in range(8)],
+                long_factor=[2 + place / 2 for place in range(8)],
+            ),
+            "pad_token_id": 0,
+            "original_max_position_embeddings": ORIGINAL,
+        },
+        "native",
+        mechanisms="longrope",
+    ),
+}
+_INTERFACE: Final = "does not use transformers' attention interface"
+_STATE: Final = "recurrent or hybrid models are not served"
+_INDEXER: Final = "tokens that an indexer chooses"
+_INDEXED: Final = {**_ROUTED, **_LATENT, **_GROUPS, "index_head_dim": 16, "index_n_heads": 2}
+_TWICE: Final = "attends twice in one pass"
+_LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
+
+
+def _refused(reason: str, **settings: Mapping[str, Any]) -> dict[str, Refused]:
+    """Return families that are refused for one reason: model type -> settings of its small config."""
+    return {kind: Refused(kind, reason, each) for kind, each in settings.items()}
+
+
+REFUSED: Final[Mapping[str, Refused]] = {
+    **_refused(
+        _INTERFACE,
+        bailing_hybrid={**_MOE, **_HEADS, **_LATENT, **_SHARED},
+        bamba={"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_expand": 2},
+        biogpt={},
+        bloom={"n_layer": 2, "n_head": 4},
+        codegen={**_GPT2, "rotary_dim": 8},
+        cpmant={"dim_head": 16, "dim_ff": 128},
+        falcon={},
+        falcon_h1={"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+        falcon_mamba={"state_size": 8},
+        gpt_neo={"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 48},
+        gpt_neox_japanese={},
+        gptj={**_GPT2, "rotary_dim": 8},
+        jamba={"num_hidden_layers": 4, "num_experts": 4},
+        mamba={"state_size": 8},
+        mamba2={"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+        mpt={"d_model": 64, "n_heads": 4, "n_layers": 2},
+        nemotron_h={},
+        olmo_hybrid={},
+        qwen3_5_moe_text={**_MOE, **_LINEAR},
+        qwen3_5_text=_LINEAR,
+        qwen3_next={
+            **_MOE,
+            **_LINEAR,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        rwkv={"attention_hidden_size": 64},
+        stablelm={},
+        xglm={"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 128},
+        xlstm={"num_heads": 4, "num_blocks": 2},
+    ),
+    **_refused(
+        _STATE,
+        granitemoehybrid={
+            **_LOCAL,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "layer_types": ["mamba", "attention"],
+            "shared_intermediate_size": 64,
+        },
+        lfm2={"full_attn_idxs": [1]},
+        lfm2_moe={**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+        lfm3={},
+        minimax={**_LOCAL, **_HEADS, **_LINEAR},
+        recurrent_gemma={"lru_width": 64},
+    ),
+    **_refused(
+        _INDEXER,
+        axk2={**_ROUTED, **_LATENT, **_GROUPS},
+        deepseek_v32=_INDEXED,
+        deepseek_v4={**_HEADS, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "q_lora_rank": 24},
+        dots3_note_text={**_ROUTED, **_LATENT},
+        glm_moe_dsa=_INDEXED,
+    ),
+    **_refused(_TWICE, diffllama={}, hrm_text={}),
+    **_refused("makes a mask of its own", doge={}),
+    **_refused("does not pass keyword arguments on to its attention function", nemotron={}),
+    **_refused(
+        "layers of type 'chunked_attention'",
+        llama4_text={"num_local_experts": 2, "intermediate_size_mlp": 32, "head_dim": 16, "attention_chunk_size": 64},
+    ),
+    **_refused(
+        "layers of type 'minimax_m3_sparse'",
+        minimax_m3_vl_text={
+            **_HEADS,
+            **_LOCAL,
+            "rotary_dim": 8,
+            "shared_intermediate_size": 64,
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "index_head_dim": 16,
+            "index_n_heads": 2,
+        },
+    ),
+    **_refused(
+        "layers of type 'hybrid'",
+        zaya={
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "router_hidden_size": 32,
+            "head_dim": 16,
+        },
+    ),
+}
+
+
+def list_families() -> list[dict[str, str]]:
+    """Return a row for each family that is served: family, model_type, mechanisms, path and compared, the text parts of others included."""
+    rows: list[tuple[str, ...]] = [(name, each.model_type, each.mechanisms, each.path, each.compared) for name, each in SERVED.items()]
+    rows += [(name, name, f"as {kind}", "", "text part") for name, kind in sorted(WRAPPERS.items())]
+    rows += [(name, name, f"as {kind}", "", "checkpoint") for name, kind in PLAIN.items() if not name.endswith("_text")]
+    rows += [(name, name, "", "encoder", "vectors and classes") for name in ENCODERS]
+    return [dict(zip(("family", "model_type", "mechanisms", "path", "compared"), row, strict=True)) for row in rows]
+
+
+def list_refused() -> list[dict[str, str]]:
+    """Return a row for each family that is refused: family and reason."""
+    return [{"family": name, "reason": each.reason} for name, each in sorted(REFUSED.items())]
