@@ -551,4 +551,5 @@ def make_cache(
     """Return the prefix cache of a model. `groups`: None if each page holds all layers."""
     if groups is None:
         return PrefixCache(pool, block_tokens, extend_hash, host_slots)
+    assert not host_slots, "with a host tier each page holds all layers"
     return GroupedPrefixCache(pool, block_tokens, extend_hash, groups, chunk_tokens)

@@ -22,7 +22,7 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
 
     Raises ValueError for an unknown name, and for a backend that cannot serve here.
     """
-    chosen = name if name != "auto" else _best(spec)
+    chosen = choose_backend(name, spec)
     if spec.scales is not None and chosen in ("native", "cpu"):
         raise ValueError(
             "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or try it with --attention-backend reference, which is slow"
@@ -32,6 +32,11 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
             f"attention backend {name!r} is not available here; set --attention-backend to one of: auto, {', '.join(BACKENDS)}"
         )
     return BACKENDS[chosen](spec, pages)
+
+
+def choose_backend(name: str, spec: KVSpec) -> str:
+    """Return the name of the backend that `make_backend` makes."""
+    return name if name != "auto" else _best(spec)
 
 
 def _best(spec: KVSpec) -> str:
