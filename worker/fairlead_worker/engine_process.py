@@ -231,6 +231,7 @@ def build(
         backend=type(runner.backend).__name__,
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         native_decoder=isinstance(runner.forward, NativeForward),
+        kv_groups=runner.kv_groups,
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=find_defaults(config.generation_config, loaded.path),
@@ -274,6 +275,7 @@ def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple
         pooling=loaded.pooling,
         generates=False,
         is_encoder=True,
+        kv_groups="none: an encoder keeps no KV",
         classifier=loaded.classifier,
     )
     return scheduler, runner, ready

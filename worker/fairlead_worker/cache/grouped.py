@@ -184,28 +184,23 @@ class GroupedPrefixCache(PrefixCache):
             node = node.parent
         return node.depth // self._block_pages
 
-    def unused_above(self, node: Node) -> int:
-        """Return the whole pages from the root to `node` that only eviction could take, rounded up."""
-        return -(-self._unused_above(node) // self.units)
-
-    def _unused_above(self, node: Node) -> int:
-        window = sum(not self._pages[step].leases for step in self._window_of(node))
-        return super().unused_above(node) * self.groups.full + window * self.groups.windowed
-
     def shortage(self, tokens: int, output: int, node: Node) -> int:
         """Return how many whole pages are missing to admit a prompt of `tokens` tokens, cached down to `node`; 0 or less: it fits.
 
         `output`: tokens that its window should have room for too.
         """
-        return -(-(self._cost(tokens, output, node) + self._unused_above(node) - self.pool.free - self.evictable) // self.units)
+        window = sum(not self._pages[step].leases for step in self._window_of(node))
+        cost = self._cost(tokens, output, node, window) + self.unused_above(node) * self.groups.full
+        return -(-(cost - self.pool.free - self.evictable) // self.units)
 
     def cost(self, tokens: int, node: Node) -> int:
         """Return the whole pages that a prompt of `tokens` tokens takes, cached down to `node`, rounded up."""
-        return -(-self._cost(tokens, 0, node) // self.units)
+        return -(-self._cost(tokens, 0, node, 0) // self.units)
 
-    def _cost(self, tokens: int, output: int, node: Node) -> int:
+    def _cost(self, tokens: int, output: int, node: Node, unused: int) -> int:
+        """Return the pages that a request takes at once. `unused`: window pages above `node` that it takes first, and gives back later."""
         pages, longest = -(-tokens // self.page_size), -(-(tokens + output) // self.page_size)
-        window = max(self._window_pages(longest) - min(node.depth, self._reach), 0)
+        window = min(longest - node.depth + unused, self._window_pages(longest))
         return (pages - node.depth) * self.groups.full + window * self.groups.windowed
 
     def pages_to_keep(self, pages: int, leases: Iterable[tuple[Lease, int]]) -> int:

@@ -55,7 +55,7 @@ class ModelRunner:
             modules = self.forward if isinstance(self.forward, ModuleForward) else ModuleForward(loaded.model)
             self.forward = AdaptedForward(self.forward, modules, adapters, backend)
         groups = backend.spec.num_groups
-        self._pack_plan = pack if groups == 1 else partial(pack_groups, groups=groups)
+        self.pack = pack if groups == 1 else partial(pack_groups, groups=groups)
         self.host = host
         """KV of the host tier; None without a host tier."""
         self.drafter = drafter
@@ -181,7 +181,7 @@ class ModelRunner:
         return self.run(self._pack(plan, drafts))
 
     def _pack(self, plan: StepPlan, drafts: Drafts | None) -> PackedStep:
-        step = self._pack_plan(plan, self.backend.spec.page_size, self.loaded.device)
+        step = self.pack(plan, self.backend.spec.page_size, self.loaded.device)
         return step if drafts is None else drafts.fill(step)
 
     def run(self, step: PackedStep, fill: Callable[[], object] | None = None) -> torch.Tensor:
