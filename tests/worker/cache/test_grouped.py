@@ -162,7 +162,7 @@ def test_hits_and_events_are_those_of_a_simple_model(groups, room, block_pages, 
     computed, shown, running = set[tuple[int, ...]](), list[int](), list[GroupedLease]()
 
     def store(lease: GroupedLease, prompt: "array[int]", start: int, count: int) -> None:
-        tables = lease._tables()
+        tables = lease.tables
         for place in range(start, start + count):
             for group, table in enumerate(tables):
                 memory[table[place // PAGE], place % PAGE] = (group, *prompt[: place + 1])

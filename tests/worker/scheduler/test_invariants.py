@@ -195,7 +195,7 @@ def play(
             assert told.pooled == list(range(length))[0 if kind == "mean" else -1 :], "and so it is pooled"
 
 
-@settings(often, max_examples=100)
+@settings(often, max_examples=60)
 @given(
     events=events,
     pages=st.integers(8, 64),

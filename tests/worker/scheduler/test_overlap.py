@@ -226,7 +226,7 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     event(f"stalled: {machine.stalled > 0}")
 
 
-@settings(often, max_examples=50)
+@settings(often, max_examples=25)
 @given(
     events=events,
     pages=st.integers(8, 64),

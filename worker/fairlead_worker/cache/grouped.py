@@ -59,6 +59,11 @@ class GroupedLease(KvLease[Node]):
         self.held = deque(held)
 
     @property
+    def tables(self) -> "list[array[int]]":
+        """Return the page table of each group."""
+        return [self.pages, *self.windows] if self._cache.groups.full else self.windows
+
+    @property
     def window_pages(self) -> int:
         """Pages that each window group holds."""
         return len(self.windows[0]) - self.first
@@ -66,7 +71,7 @@ class GroupedLease(KvLease[Node]):
     def trim(self, tokens: int) -> None:
         """Free the private pages that lie entirely after the first `tokens` tokens."""
         kept = max(-(-tokens // self._pool.page_size), self.shared)
-        for table in self._tables():
+        for table in self.tables:
             if kept < len(table):
                 self._pool.give_back(table[kept:])
                 del table[kept:]
@@ -84,9 +89,6 @@ class GroupedLease(KvLease[Node]):
         self._cache.release_window(place, self.held)
         self._cache.unlock(place)
 
-    def _tables(self) -> "list[array[int]]":
-        return [self.pages, *self.windows] if self._cache.groups.full else self.windows
-
 
 class GroupedPrefixCache(PrefixCache):
     """A `PrefixCache` whose nodes have a page of the group that keeps all tokens, if there is one, and may have pages of the window groups.
@@ -102,7 +104,7 @@ class GroupedPrefixCache(PrefixCache):
     def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, groups: CacheGroups, chunk_tokens: int) -> None:
         """`chunk_tokens`: of the prompt chunks whose pages an admission waits for; 0: prompts are computed whole.
 
-        Raises ValueError for a bad block size, or if the pool does not hold one window.
+        Raises ValueError for a bad block size.
         """
         super().__init__(pool, block_tokens, extend_hash)
         self.groups = groups
@@ -242,9 +244,9 @@ class GroupedPrefixCache(PrefixCache):
     def grow(self, lease: Lease, tokens: int) -> None:
         """Extend all groups of the lease to `tokens` tokens. Raises OutOfPages and then takes nothing."""
         assert isinstance(lease, GroupedLease)
-        missing = [max(-(-tokens // self.page_size) - len(table), 0) for table in lease._tables()]
+        missing = [max(-(-tokens // self.page_size) - len(table), 0) for table in lease.tables]
         pages = self._take(sum(missing))
-        for table, count in zip(lease._tables(), missing, strict=True):
+        for table, count in zip(lease.tables, missing, strict=True):
             table.extend(pages[:count])
             del pages[:count]
 
@@ -257,7 +259,7 @@ class GroupedPrefixCache(PrefixCache):
         pages = iter(self._take(count * len(leases)))
         for lease in leases:
             assert isinstance(lease, GroupedLease)
-            for table in lease._tables():
+            for table in lease.tables:
                 table.append(next(pages))
 
     def grow_chunk(self, lease: Lease, computed: int, count: int) -> int:

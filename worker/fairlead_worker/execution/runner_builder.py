@@ -290,5 +290,7 @@ class RunnerBuilder:
 
 def _describe_groups(groups: CacheGroups | None, why_one: str) -> str:
     if groups is None:
-        return f"1: {why_one}"
-    return f"{groups.count}: {groups.windowed} of them keep the last {groups.window} tokens"
+        return f"1 group of layers: {why_one}"
+    if groups.count == 1:
+        return f"1 group of layers, which keeps the last {groups.window} tokens"
+    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"
