@@ -80,7 +80,8 @@ def test_batch_invariant(family: str) -> None:
         assert engine.serve(case.prompts) == case.expected
 
 
-def test_what_cannot_be_in_groups_has_one(case: Case) -> None:
+def test_what_cannot_be_in_groups_has_one() -> None:
+    case = make_case("gemma3")
     chosen = [i for i, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
     prompts, expected = [case.prompts[i] for i in chosen], [case.expected[i] for i in chosen]
     tiered = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=250)

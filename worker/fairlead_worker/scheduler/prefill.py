@@ -139,18 +139,19 @@ class Prefill:
         self._admission.start(request, node)
         lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
         self._waiting.remove_admitted(request, count)
+        history, stats = request.history, self._stats
+        history.cached = request.computed = shown = node.depth * self._page_size
         if self._groups is None:
             self._cache.grow(lease, len(request.tokens))
         else:
+            shown = self._groups.shown_tokens(node)  # before the growth evicts
             self._groups.reserve(lease, len(request.tokens))
-            count = self._groups.grow_chunk(lease, node.depth * self._page_size, count)
-        history, stats = request.history, self._stats
-        history.cached = request.computed = node.depth * self._page_size
+            count = self._groups.grow_chunk(lease, request.computed, count)
         history.awaiting_first_token, history.lost_pages = True, False
         if history.first_cached is None:
             history.first_cached = history.cached
             history.first_loaded = lease.loaded * self._page_size
-            history.first_hidden = 0 if self._groups is None else history.cached - self._groups.shown_tokens(node)
+            history.first_hidden = history.cached - shown
             stats.host_cached_tokens += history.first_loaded
             stats.prompt_tokens += request.prompt_length
             stats.cached_tokens += history.cached
