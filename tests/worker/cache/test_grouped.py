@@ -88,6 +88,19 @@ def test_a_request_continues_where_the_last_window_is() -> None:
     assert hits(9) == [0] * 10
 
 
+def test_ends_of_prefixes_outlast_other_pages_until_they_are_three_quarters() -> None:
+    cache = cache_of(WINDOWED, pages=30)
+    prompts = [tokens(41, first=100 * number) for number in range(12)]
+    for prompt in prompts[:3]:
+        compute(cache, prompt).release()
+    assert [cached_pages(cache, prompt) for prompt in prompts[:3]] == [10, 10, 10], "30 pages, as many as the three have"
+    for prompt in prompts[3:]:
+        compute(cache, prompt).release()
+    ends = sum(cached_pages(cache, prompt) == 10 for prompt in prompts)
+    assert 9 <= ends <= 11, "two pages of each"
+    assert cached_pages(cache, prompts[-1][:33]) == 8, "and the latest prompt can be shared"
+
+
 def test_a_prompt_that_waits_counts_as_used() -> None:
     cache = cache_of(MIXED)
     first, second = tokens(17), tokens(17, first=100)

@@ -392,12 +392,13 @@ class EngineModel:
             cached += page.pages
             before = cache._pages.get(parent)
             assert page.run == min(1 + (before.run if before is not None else 0), reach), "the run counts the pages before"
-            assert page.leases == users[node] and (node in cache._idle) == (not page.leases)
-        assert cache._pages.keys() <= set(nodes) and len(cache._idle) == sum(not page.leases for page in cache._pages.values())
+            assert page.leases == users[node] and (node in cache._idle) + (node in cache._ends) == (not page.leases)
+        idle = [*cache._idle, *cache._ends]
+        assert cache._pages.keys() <= set(nodes) and len(idle) == sum(not page.leases for page in cache._pages.values())
         free = pool.free_pages()
         assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters match the pages"
         assert sorted([*free, *private, *cached]) == list(range(pool.total)), "each page is in one place"
-        assert cache.evictable == (len(nodes) - len(used)) * full + len(cache._idle) * cache.groups.windowed
+        assert cache.evictable == (len(nodes) - len(used)) * full + len(idle) * cache.groups.windowed
         assert all((node.lock_ref > 0) == (node in used) for node in nodes)
         shown = set[Node]()
         for node in nodes:

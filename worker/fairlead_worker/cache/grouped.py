@@ -20,6 +20,8 @@ from fairlead_worker.cache.node import Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
 from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
 
+ENDS = 3
+"""Most pages in last windows of prefixes for each other one, before the longest unused of them are evicted first."""
 UNBOUNDED = 1 << 31
 """Pages of the longest request where no group keeps all tokens."""
 
@@ -41,6 +43,8 @@ class WindowPage:
     """Nodes in a row that have window pages, this one the last; not more than the window reaches."""
     leases: int = 1
     """Leases whose window holds it; 0: evictable."""
+    last_access: int = 0
+    """When a lease or a prompt that waits last used it or a page below it, in the cache's logical time."""
 
 
 class GroupedLease(KvLease[Node]):
@@ -98,7 +102,8 @@ class GroupedPrefixCache(PrefixCache):
 
     Eviction takes window pages, the longest unused first, and nodes that no cached page needs any more. Of an unused prefix the pages just
     before its last window go first, then those before them, and its last window goes last. So what the index sees shrinks from its end,
-    and a conversation can continue until all of it is evicted.
+    and a conversation can continue until all of it is evicted. Last windows outlast other pages that were used later, until they are
+    three quarters of all: else the ends of prompts that nobody continues would leave no place for prefixes that prompts share.
     """
 
     def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, groups: CacheGroups, chunk_tokens: int) -> None:
@@ -114,7 +119,9 @@ class GroupedPrefixCache(PrefixCache):
         self._chunk_pages = -(-chunk_tokens // pool.page_size) if chunk_tokens else UNBOUNDED
         self._pages: dict[Node, WindowPage] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
-        """Nodes whose window pages no lease needs, in the order of their eviction."""
+        """Nodes whose window pages no lease needs, in the order of their eviction, without those of `_ends`."""
+        self._ends: OrderedDict[Node, None] = OrderedDict()
+        """Those in the last windows of prefixes."""
         self._shown: set[Node] = set()
         """Last nodes of the blocks that the index sees."""
         self._num_nodes = 0
@@ -126,7 +133,7 @@ class GroupedPrefixCache(PrefixCache):
     @property
     def evictable(self) -> int:
         """Pages, not whole ones, that no lease needs."""
-        return (self._num_nodes - self._num_locked) * self.groups.full + len(self._idle) * self.groups.windowed
+        return (self._num_nodes - self._num_locked) * self.groups.full + (len(self._idle) + len(self._ends)) * self.groups.windowed
 
     @property
     def available(self) -> int:
@@ -160,9 +167,9 @@ class GroupedPrefixCache(PrefixCache):
 
     def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
         match = super().track(root, tokens, reusable, adapted)
+        self._time += 1
         for node in self._window_of(match.node):  # what a waiting request will use counts as used now
-            if node in self._idle:
-                self._idle.move_to_end(node)
+            self._touch(node, self._ends if node in self._ends else self._idle)
         return match
 
     def shown_tokens(self, node: Node) -> int:
@@ -342,7 +349,7 @@ class GroupedPrefixCache(PrefixCache):
         """Lease the cached window pages of `node`."""
         page = self._pages[node]
         if not page.leases:
-            del self._idle[node]
+            del (self._ends if node in self._ends else self._idle)[node]
         page.leases += 1
         for table, number in zip(lease.windows, page.pages, strict=True):
             table[node.depth - 1] = number
@@ -381,26 +388,45 @@ class GroupedPrefixCache(PrefixCache):
         first = max(0, computed - self.groups.window) // self.page_size
         while lease.first < first:
             if lease.held:
-                self._return_window(lease.held.popleft())
+                self._return_window(lease.held.popleft(), self._idle)
             elif lease.first >= lease.shared:
                 self.pool.give_back(table[lease.first] for table in lease.windows)
             lease.first += 1
 
     def release_window(self, place: Node, held: "deque[Node]") -> None:
         """Return a lease's window pages, and have the prefix down to `place` evicted in the order that the class describes."""
+        self._time += 1
         step: Node = place
         while step.parent is not None:
-            if step in self._idle:
-                self._idle.move_to_end(step)
+            self._touch(step, self._idle)
             step = step.parent
         while held:
-            self._return_window(held.pop())
+            self._return_window(held.pop(), self._ends)
 
-    def _return_window(self, node: Node) -> None:
+    def _return_window(self, node: Node, queue: OrderedDict[Node, None]) -> None:
         page = self._pages[node]
         page.leases -= 1
         if not page.leases:
-            self._idle[node] = None
+            page.last_access = self._time
+            queue[node] = None
+
+    def _touch(self, node: Node, queue: OrderedDict[Node, None]) -> None:
+        """Put the window pages of `node`, if it has any that no lease needs, at the end of `queue`."""
+        page = self._pages.get(node)
+        if page is not None and not page.leases:
+            page.last_access = self._time
+            self._ends.pop(node, None)
+            self._idle.pop(node, None)
+            queue[node] = None
+
+    def _next_victim(self) -> Node:
+        """Remove the node whose window pages are evicted next from its queue, and return it."""
+        idle, ends = next(iter(self._idle), None), next(iter(self._ends), None)
+        evicts_end = idle is None or (
+            ends is not None and len(self._ends) > ENDS * len(self._idle) and self._pages[ends].last_access < self._pages[idle].last_access
+        )
+        node, _ = (self._ends if evicts_end else self._idle).popitem(last=False)
+        return node
 
     def _on_resumable(self, node: Node) -> None:
         """Show a node that became resumable to matches and the index."""
@@ -505,7 +531,7 @@ class GroupedPrefixCache(PrefixCache):
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         freed = 0
         while freed < count:
-            node, _ = self._idle.popitem(last=False)
+            node = self._next_victim()
             was_resumable = self.is_resumable(node)
             page = self._pages.pop(node)
             self.pool.free_cached([*page.pages])
