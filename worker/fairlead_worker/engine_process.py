@@ -144,10 +144,11 @@ def build(
 
     import_transformers()
     from fairlead_index.hashing import extend
+    from fairlead_worker.cache.grouped import make_cache
     from fairlead_worker.cache.pages import PagePool
-    from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.execution.native_forward import NativeForward
+    from fairlead_worker.kernels.groups import cache_groups
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.encoder import is_encoder
@@ -203,10 +204,17 @@ def build(
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
-    pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots))
+    kv = make_cache(
+        PagePool(runner.backend.pages, config.page_size),
+        config.block_tokens,
+        extend,
+        host_slots=runner.host.slots if runner.host else 0,
+        groups=cache_groups(runner.backend.spec, loaded.max_model_len),
+        chunk_tokens=max(steps.chunked_prefill_size, config.page_size) if steps.chunked_prefill_size > 0 else 0,
+    )
+    scheduler = Scheduler(steps, kv)
     # A request longer than the KV cache can never run.
-    longest = min(loaded.max_model_len, pages * config.page_size)
+    longest = min(loaded.max_model_len, kv.longest * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
     with nullcontext() if ranks is None else ranks.limit(TRIAL_SECONDS, TRIAL_HANGS):
         modes = choose_modes(config, runner, steps, adapters, _progress_reporter(end))
@@ -216,13 +224,14 @@ def build(
     ready = Ready(
         max_model_len=longest,
         page_size=config.page_size,
-        pages=pages,
+        pages=kv.pool.total // kv.units,
         model_digest=loaded.digest,
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         native_decoder=isinstance(runner.forward, NativeForward),
+        kv_groups=runner.kv_groups,
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=find_defaults(config.generation_config, loaded.path),
@@ -266,6 +275,7 @@ def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple
         pooling=loaded.pooling,
         generates=False,
         is_encoder=True,
+        kv_groups="none: an encoder keeps no KV",
         classifier=loaded.classifier,
     )
     return scheduler, runner, ready

@@ -10,14 +10,15 @@ from tests.models import VOCABULARY
 from transformers import PreTrainedModel
 
 from fairlead_index.hashing import extend
+from fairlead_worker.cache.grouped import make_cache
 from fairlead_worker.cache.pages import PagePool
-from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.groups import cache_groups
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -95,9 +96,6 @@ class Engine:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
-        config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
-        self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = RunnerBuilder(
             loaded=self.loaded,
             page_size=self.page_size,
@@ -107,7 +105,18 @@ class Engine:
             native_decoder=self.native_decoder,
             adapters=self.adapters,
             deterministic=self.deterministic,
+            host_kv_cache_bytes=self.host_slots,  # not made on a CPU; see below
         ).build()
+        cache = make_cache(
+            PagePool(self.runner.backend.pages, self.page_size),
+            2 * self.page_size,
+            extend,
+            host_slots=self.host_slots,
+            groups=cache_groups(self.runner.backend.spec, self.loaded.max_model_len),
+            chunk_tokens=max(self.chunk, self.page_size) if self.chunk > 0 else 0,
+        )
+        config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
+        self.scheduler = Scheduler(config, cache)
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
         self.forwards: list[int] = []

@@ -80,7 +80,7 @@ def test_after_retraction(case: Case, chunk: int) -> None:
     """Too few pages, and a scheduler told to expect no output: requests lose their pages half-way and are computed again."""
     optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     chosen = [i for i, length in enumerate(LENGTHS) if length <= 333]
-    engine = Engine(case.loaded, chunk, pages=130, page_size=4, settings=optimist)
+    engine = Engine(case.loaded, chunk, pages=95, page_size=4, settings=optimist)
     assert engine.serve([case.prompts[i] for i in chosen]) == [case.expected[i] for i in chosen]
     load = engine.scheduler.load()
     assert load.preemptions > 3

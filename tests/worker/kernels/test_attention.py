@@ -172,6 +172,21 @@ def test_what_an_earlier_owner_left_in_a_page_is_not_seen(kind: Kind) -> None:
     bench.check({0: (19, 1), 1: (20, 1)})
 
 
+@every_backend
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_pages_behind_the_window_are_not_used(kind: Kind, page_size: int, batch_invariant: bool) -> None:
+    """A cache by groups gives them to other requests, whose KV may be broken."""
+    layer = LAYERS["sinks and window"]
+    bench = Bench(layer, page_size, [75, 64, 50], kind)
+    if isinstance(bench.backend, CpuBackend):
+        bench.backend.batch_invariant = batch_invariant
+    bench.step({0: (0, 67), 1: (0, 50), 2: (0, 43)})
+    gone = [page for table, start in zip(bench.tables, (67, 50, 43), strict=True) for page in table[: (start - 10 + 1) // page_size]]
+    bench.backend.write_pages(torch.tensor(gone), torch.full((len(gone), bench.backend.spec.page_width), math.nan))
+    bench.check({0: (67, 1), 2: (43, 1), 1: (50, 14)})
+
+
 @pytest.mark.parametrize("tokens", [1, 64, 130])
 def test_groups_are_split_when_scratch_memory_is_short(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead_worker.kernels.cpu.GROUP_TOKENS", tokens)

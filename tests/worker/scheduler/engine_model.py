@@ -14,9 +14,11 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from fairlead_index.hashing import extend
+from fairlead_worker.cache.grouped import GroupedLease, GroupedPrefixCache, PageTable, make_cache
+from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
-from fairlead_worker.cache.prefix import Lease, PrefixCache
+from fairlead_worker.cache.prefix import Lease
 from fairlead_worker.ipc.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
@@ -80,19 +82,13 @@ class Answer:
     """Positions whose states are in its embedding."""
 
 
-class RecordingCache(PrefixCache):
-    """Records the pages that were inserted before they were filled."""
+def tables_of(pages: "array[int]") -> "list[array[int]]":
+    """Return a row's page table of each group."""
+    return [pages, *pages.others] if isinstance(pages, PageTable) else [pages]
 
-    pending: frozenset[int] = frozenset()
 
-    def insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
-        before = lease.shared
-        super().insert_pending(lease, tokens, computed)
-        self.pending |= set(lease.pages[before : lease.shared])
-
-    def take_pending(self) -> frozenset[int]:
-        pending, self.pending = self.pending, frozenset()
-        return pending
+def kv_of_group(value: int, group: int) -> int:
+    return value ^ group << 32
 
 
 class EngineModel:
@@ -104,12 +100,25 @@ class EngineModel:
         host_slots: int = 0,
         max_model_len: int = 1 << 20,
         block_pages: int = 2,
+        groups: CacheGroups | None = None,
         **config: object,
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
+        self.groups = groups
+        chunk = max(self.config.chunked_prefill_size, 0)
+        pool = PagePool(pages, page_size)
+        self.cache = make_cache(
+            pool,
+            page_size * block_pages,
+            self._extend,
+            host_slots=host_slots,
+            groups=groups,
+            chunk_tokens=max(chunk, page_size) if chunk else 0,
+        )
+        self.pending: frozenset[int] = frozenset()
+        self.cache.insert_pending = self._insert_pending  # type: ignore[method-assign]  # records the pages
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
@@ -119,6 +128,21 @@ class EngineModel:
         """The draft model: maps the right next token to the drafted one. For the method "draft"."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
+
+    def _insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+        before = lease.shared
+        type(self.cache).insert_pending(self.cache, lease, tokens, computed)
+        self.pending |= {page for table in tables_of(lease.pages) for page in table[before : lease.shared]}
+
+    def take_pending(self) -> frozenset[int]:
+        """Return the pages that were inserted before they were filled."""
+        pending, self.pending = self.pending, frozenset()
+        return pending
+
+    def first_seen(self, group: int, position: int) -> int:
+        """Return the first position that a token reads in a group."""
+        windowed = self.groups is not None and group >= self.groups.full
+        return max(0, position - self.groups.window + 1) if windowed and self.groups is not None else 0
 
     def _extend(self, parent: int, tokens: "array[int]") -> int:
         block = extend(parent, tokens)
@@ -189,12 +213,13 @@ class EngineModel:
 
     def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
         """Run a step: every row stores before any row reads, as in each layer. `pending`: pages that were pending when it was planned."""
-        size, pending = self.cache.page_size, self.cache.take_pending() if pending is None else pending
+        size, pending = self.cache.page_size, self.take_pending() if pending is None else pending
         self._copy(plan)
         for row in plan.rows:
             assert row.request.lease.shared * size <= row.end, "a request shares no page that the step does not fill"
-            for page in row.pages[row.start // size : row.request.lease.shared]:
-                self.memory[page] = [0] * size  # remove what an earlier request left in the page
+            for table in tables_of(row.pages):
+                for page in table[row.start // size : row.request.lease.shared]:
+                    self.memory[page] = [0] * size  # remove what an earlier request left in the page
         if self.config.speculative_method == "draft":
             plan = self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
@@ -207,19 +232,22 @@ class EngineModel:
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
             assert row.end < row.request.length_limit or not row.draft, "no draft exceeds the length limit"
-            assert len(row.pages) * size >= row.end
+            assert all(len(table) * size >= row.end for table in tables_of(row.pages))
         for row in plan.rows:
             for position in range(row.start, row.end):
                 index, slot = divmod(position, size)
                 shared = index < row.request.lease.shared
-                assert not shared or row.pages[index] in pending, f"{row.request.id} writes into a shared page"
-                assert (row.pages[index], slot) not in written, "two rows write one slot"
-                written.add((row.pages[index], slot))
-                self.memory[row.pages[index]][slot] = values[id(row)][position]
+                for group, table in enumerate(tables_of(row.pages)):
+                    assert not shared or table[index] in pending, f"{row.request.id} writes into a shared page"
+                    assert (table[index], slot) not in written, "two rows write one slot"
+                    written.add((table[index], slot))
+                    self.memory[table[index]][slot] = kv_of_group(values[id(row)][position], group)
         for row in plan.rows:
-            for position in range(row.start):
-                found = self.memory[row.pages[position // size]][position % size]
-                assert found == values[id(row)][position], f"{row.request.id} reads KV that is not its own at {position}"
+            for group, table in enumerate(tables_of(row.pages)):
+                for position in range(self.first_seen(group, row.start), row.end):
+                    found = self.memory[table[position // size]][position % size]
+                    expected = kv_of_group(values[id(row)][position], group)
+                    assert found == expected, f"{row.request.id} reads KV that is not its own at {position} in group {group}"
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
         tokens, scores = [self._verified(row, values[id(row)]) for row in sampled], []
@@ -298,7 +326,8 @@ class EngineModel:
                 assert request.prefix_match.node is self._deepest(request), "a current match is the deepest cached page"
         assert scheduler.batch.requests == [r for r in running if r is not scheduler.prefill.chunked_req]
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for drafts"
-        growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
+        decoding = [r for r in running if r is not scheduler.prefill.chunked_req]
+        growing = [r for r in decoding if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
         assert sorted(r.id for r in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
         assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
@@ -326,10 +355,78 @@ class EngineModel:
             if child is None:
                 break
             node = child
+        while isinstance(self.cache, GroupedPrefixCache) and not self.cache.is_resumable(node) and node.parent is not None:
+            node = node.parent
         return node
+
+    def _check_groups(self, cache: GroupedPrefixCache) -> None:
+        """What `_check_pages` checks, of a cache in groups; and the rows of window pages."""
+        pool, nodes, leases, size = cache.pool, list(cache.nodes()), [r.lease for r in self.scheduler.running], cache.page_size
+        full, reach = cache.groups.full, -(-cache.groups.window // size)
+        private, cached, users, used = list[int](), list[int](), Counter[Node](), set[Node]()
+        for request, lease in zip(self.scheduler.running, leases, strict=True):
+            assert isinstance(lease, GroupedLease)
+            private += lease.pages[lease.shared :] if full else ()
+            private += [page for table in lease.windows for page in table[max(lease.first, lease.shared) :]]
+            node, path = lease.place, list[Node]()
+            assert node.depth == lease.shared
+            while node.parent is not None:
+                assert not full or lease.pages[node.depth - 1] == node.page, "every shared page is a published prefix"
+                assert node.key == request.tokens[(node.depth - 1) * size : node.depth * size].tobytes()
+                path.append(node)
+                node = node.parent
+            used.update(path)
+            assert [*lease.held] == path[::-1][lease.first :], "a lease holds the window pages from its first one on"
+            for each in lease.held:
+                assert tuple(table[each.depth - 1] for table in lease.windows) == cache._pages[each].pages
+            users.update(lease.held)
+            assert lease.first <= max(0, request.computed - cache.groups.window + 1) // size, "no page within the window is gone"
+            if request is not self.scheduler.prefill.chunked_req and request.unread == 0:
+                assert lease.window_pages <= reach + 1 + cache.block_tokens // size, "pages behind the window are given back"
+        for node in nodes:
+            cached += [node.page] if full else []
+            page, parent = cache._pages.get(node), node.parent
+            assert parent is not None and (page is not None or node.children or node.lock_ref), "a useless node is forgotten"
+            if page is None:
+                continue
+            cached += page.pages
+            before = cache._pages.get(parent)
+            assert page.run == min(1 + (before.run if before is not None else 0), reach), "the run counts the pages before"
+            assert page.leases == users[node] and (node in cache._idle) + (node in cache._ends) == (not page.leases)
+        idle = [*cache._idle, *cache._ends]
+        assert cache._pages.keys() <= set(nodes) and len(idle) == sum(not page.leases for page in cache._pages.values())
+        free = pool.free_pages()
+        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters match the pages"
+        assert sorted([*free, *private, *cached]) == list(range(pool.total)), "each page is in one place"
+        assert cache.evictable == (len(nodes) - len(used)) * full + len(idle) * cache.groups.windowed
+        assert all((node.lock_ref > 0) == (node in used) for node in nodes)
+        shown = set[Node]()
+        for node in nodes:
+            if not node.depth * size % cache.block_tokens and cache.is_resumable(node):
+                above = cache._last_block(node.parent)
+                if above.parent is None or above in shown:
+                    shown.add(node)
+        assert shown == cache._shown, "a block is shown while a request can continue after it and all blocks before it"
+
+    def _check_groups_kv(self, cache: GroupedPrefixCache) -> None:
+        values = {root: root_value(root.chain, root in cache._adapter_roots.values()) for root in cache.roots()}
+        for node in cache.nodes():
+            value, found = values[node.parent], []
+            for token in array("I", node.key):
+                value = crc32(token.to_bytes(4, "little"), value)
+                found.append(value)
+            values[node] = value
+            pages = [node.page] if cache.groups.full else []
+            pages += cache._pages[node].pages if node in cache._pages else [-1] * cache.groups.windowed
+            for group, page in enumerate(pages):
+                assert page < 0 or self.memory[page] == [kv_of_group(each, group) for each in found], "a cached page holds its prefix"
 
     def _check_pages(self) -> None:
         cache, size = self.cache, self.cache.page_size
+        if isinstance(cache, GroupedPrefixCache):
+            self._check_groups(cache)
+            self._check_groups_kv(cache)
+            return
         pool, nodes = cache.pool, list(cache.nodes())
         self._check_tiers(nodes)
         nodes = [node for node in nodes if node.page >= 0]
@@ -398,6 +495,8 @@ class EngineModel:
         shown = {
             node.chain for node in self.cache.nodes() if node.depth and not node.depth * self.cache.page_size % self.cache.block_tokens
         }
+        if isinstance(self.cache, GroupedPrefixCache):
+            shown = {node.chain for node in self.cache._shown}
         for request in self.scheduler._requests.values():
             shown.update(request.promised or ())
         assert shown == self.held, "the index shows what is cached or promised by a request, and nothing else"

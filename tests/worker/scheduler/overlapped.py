@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from msgspec.structs import replace
 from tests.worker.scheduler.engine_model import EngineModel
 
+from fairlead_worker.cache.grouped import PageTable
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
@@ -86,7 +87,7 @@ class LaunchedModel:
         self.chosen: dict[Request, int] = {}
         self.chose = False
         self.sampled = [row.request for row in plan.rows if row.samples]
-        self.pending = machine.cache.take_pending()
+        self.pending = machine.take_pending()
         self.copied = replace(plan, rows=[self._copy(row) for row in plan.rows])  # what `pack` would copy: the host is not looked at later
         self.before = machine.unread
         self.fills = [
@@ -103,7 +104,11 @@ class LaunchedModel:
     def _copy(row: Row) -> Row:
         request = copy.copy(row.request)
         request.tokens, request.lease = array("I", [*request.tokens, *[0] * request.unread]), SimpleNamespace(shared=request.lease.shared)  # type: ignore[assignment,union-attr]
-        return Row(request, row.start, row.count, array("i", row.pages), row.samples)
+        pages = array("i", row.pages)
+        if isinstance(row.pages, PageTable):
+            pages = PageTable("i", row.pages)
+            pages.others = [array("i", table) for table in row.pages.others]
+        return Row(request, row.start, row.count, pages, row.samples)
 
     def _run(self) -> None:
         for request, copied in self.fills:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import VOCABULARY, EngineModel
 
 from fairlead_common.scheduling_policy import POLICIES
+from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.ipc.messages import PoolingKind
 
 STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
@@ -32,7 +33,7 @@ class Arrival:
 
     def submit(self, machine: EngineModel) -> tuple[str, int]:
         """Ask the machine for it; lengths mostly fit alone, and seldom together. The request's name, and its tokens at most."""
-        room = machine.cache.pool.total * machine.cache.page_size
+        room = min(machine.cache.longest, machine.cache.pool.total) * machine.cache.page_size
         prompt = STEMS[self.stem][: self.shared % (room // 2)] + list(self.suffix) or [1]
         max_tokens = 1 + self.max_tokens % (room // 2)
         name = machine.submit(
@@ -90,6 +91,9 @@ events = st.lists(
     max_size=60,
 )
 
+cache_groups = st.builds(
+    CacheGroups, full=st.sampled_from([0, 1, 1]), windowed=st.sampled_from([1, 2, 3]), window=st.sampled_from([1, 5, 16, 40])
+)
 
 often = settings(
     deadline=None,
@@ -189,3 +193,33 @@ def play(
         if told.finish == "stop" and (kind := told.submit.pooling):
             length = len(told.submit.tokens) // 4
             assert told.pooled == list(range(length))[0 if kind == "mean" else -1 :], "and so it is pooled"
+
+
+@settings(often, max_examples=60)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    block_pages=st.sampled_from([1, 2, 4]),
+    groups=cache_groups,
+    chunk=st.sampled_from([-1, 1, 8, 16, 64]),
+    policy=st.sampled_from(POLICIES),
+    idle_prefill_chunks=st.sampled_from([1, 5]),
+    enable_mixed_chunk=st.booleans(),
+    dedupe_tokens=st.sampled_from([0, 1, 32]),
+    max_num_seqs=st.sampled_from([3, 64]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "ngram"]),
+)
+def test_no_page_is_lost_or_shared_wrongly_in_groups(events, pages, page_size, block_pages, groups, chunk, policy, **limits):
+    machine = EngineModel(
+        pages * groups.count,
+        page_size,
+        block_pages=block_pages,
+        groups=groups,
+        chunked_prefill_size=chunk,
+        policy=policy,
+        max_model_len=110,
+        **limits,
+    )
+    play(machine, events)

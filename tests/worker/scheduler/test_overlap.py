@@ -7,7 +7,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
-from tests.worker.scheduler.test_invariants import events, often, play
+from tests.worker.scheduler.test_invariants import cache_groups, events, often, play
 
 from fairlead_common.scheduling_policy import POLICIES
 from fairlead_worker.ipc.messages import TokenLogprobs
@@ -224,3 +224,24 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     play(machine, events, lambda: noise.random() < 0.5 and machine.rest(), rounds=40)
     event(f"discarded: {machine.discarded > 0}")
     event(f"stalled: {machine.stalled > 0}")
+
+
+@settings(often, max_examples=25)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    groups=cache_groups,
+    chunk=st.sampled_from([-1, 1, 16]),
+    noise=st.randoms(use_true_random=False),
+    dedupe_tokens=st.sampled_from([0, 1]),
+    stall=st.sampled_from([0.0, 0.1]),
+)
+def test_any_arrivals_are_answered_as_by_the_reference_in_groups(events, pages, page_size, groups, chunk, noise, stall, **limits):
+    """A step in flight reads no page that its successor's plan gave to another request."""
+    machine = OverlappedModel(
+        pages * groups.count, page_size, groups=groups, chunked_prefill_size=chunk, policy="lpm", max_model_len=110, **limits
+    )
+    machine.stalls = lambda: noise.random() < stall
+    machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
+    play(machine, events, lambda: noise.random() < 0.5 and machine.rest(), rounds=40)

@@ -109,7 +109,7 @@ async def _send_document(
         data = await worker.large_answers.run(generation_request.submits[0].tenant, start)
     else:
         data = msgspec.json.encode(writer.document())
-    headers = {CACHED_HEADER: str(generation_request.count_cached_tokens()[0]), USAGE_HEADER: _usage_header(generation_request)}
+    headers = {CACHED_HEADER: str(generation_request.count_shown_tokens()), USAGE_HEADER: _usage_header(generation_request)}
     await context.respond(200, data, headers)
 
 
@@ -136,7 +136,7 @@ async def _send_stream(
             before = b""
             if not context.response_started:
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_cached_tokens()[0])})
+                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_shown_tokens())})
                 before = writer.begin()
             if data := before + writer.add(batch):
                 await context.write(data)

@@ -183,8 +183,7 @@ class Worker:
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus output in tokens, by the model's context length and by the number of KV pages."""
-        ready = self.ready
-        return min(ready.max_model_len, ready.pages * ready.page_size)
+        return self.ready.max_model_len
 
     @property
     def max_countable_tokens(self) -> int:

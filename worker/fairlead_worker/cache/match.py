@@ -7,7 +7,7 @@ longest prefix costs as much as the changes, not as the queue.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.node import NO_PAGE, Node, PrefixMatch
 
@@ -15,9 +15,11 @@ from fairlead_worker.cache.node import NO_PAGE, Node, PrefixMatch
 class PrefixMatches:
     """All prefix matches of one cache."""
 
-    __slots__ = ("_page_bytes", "_page_size", "_stale")
+    __slots__ = ("_is_resumable", "_page_bytes", "_page_size", "_stale")
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, is_resumable: Callable[[Node], bool] | None = None) -> None:
+        """`is_resumable`: whether a request can continue after a node; None: after every one."""
+        self._is_resumable = is_resumable
         self._page_size = page_size
         self._page_bytes = 4 * page_size
         self._stale: OrderedDict[PrefixMatch, None] = OrderedDict()
@@ -60,6 +62,9 @@ class PrefixMatches:
             node, depth = child, depth + 1
         else:
             key = NO_PAGE
+        if self._is_resumable is not None:
+            while not self._is_resumable(node) and node.parent is not None:
+                node, key = node.parent, node.key
         match.node, match.key, match.is_current = node, key, True
         if node.trackers is None:
             node.trackers = {}

@@ -49,6 +49,10 @@ class PrefixCache:
         self._events = EventLog()
         self._num_locked = 0
         self._time = 0
+        self.units = 1
+        """Pages of the pool that hold all layers of `page_size` tokens: more than one where layers are in groups (`cache/grouped.py`)."""
+        self.longest = pool.total
+        """Pages of the longest request that can run."""
 
     # Counters
 
@@ -125,12 +129,12 @@ class PrefixCache:
                 self._evict(missing - self.pool.free)
             lease.extend(self.pool.take(missing))
 
-    def grow_each(self, tables: "list[array[int]]") -> None:
-        """Extend each page table, `Lease.pages`, by one page. Raises OutOfPages and then takes nothing."""
-        if len(tables) > self.pool.free:
-            self._evict(len(tables) - self.pool.free)
-        for table, page in zip(tables, self.pool.take(len(tables)), strict=True):
-            table.append(page)
+    def grow_each(self, leases: "list[Lease]") -> None:
+        """Extend each lease by one page. Raises OutOfPages and then takes nothing."""
+        if len(leases) > self.pool.free:
+            self._evict(len(leases) - self.pool.free)
+        for lease, page in zip(leases, self.pool.take(len(leases)), strict=True):
+            lease.pages.append(page)
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """Move the pages that `tokens[:computed]` fill to the cache. The lease continues to share them.
@@ -189,7 +193,7 @@ class PrefixCache:
         for start in range(0, match.limit // self._block_pages * size, size):
             chain = self._extend_hash(chain, match.tokens[start : start + size])
             blocks.append(chain)
-        self._events.promise(blocks, match.root.chain, self.match(match).depth // self._block_pages)
+        self._events.promise(blocks, match.root.chain, self._num_shown(match))
         return blocks
 
     @property
@@ -199,7 +203,7 @@ class PrefixCache:
 
     def withdraw(self, blocks: "array[int]", match: PrefixMatch | None) -> None:
         """Undo `promise`. `match`: of a request that ends before its prompt is computed, else None: then all its blocks are cached."""
-        self._events.withdraw(blocks, len(blocks) if match is None else self.match(match).depth // self._block_pages)
+        self._events.withdraw(blocks, len(blocks) if match is None else self._num_shown(match))
 
     def block_hashes(self) -> "array[int]":
         """Return the hashes of all cached and promised blocks, parents first: the snapshot for an index that starts empty."""
@@ -229,6 +233,10 @@ class PrefixCache:
         return dropped + count
 
     # Inside
+
+    def _num_shown(self, match: PrefixMatch) -> int:
+        """Return how many blocks of a tracked prompt the index sees because they are cached."""
+        return self.match(match).depth // self._block_pages
 
     def _insert(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
         """Insert the lease's next pages, up to page `last` with the tokens in `raw`, into the tree.

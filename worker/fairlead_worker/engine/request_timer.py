@@ -137,6 +137,7 @@ class RequestTimer:
             history.preemptions,
             history.first_loaded,
             self._take_chunks(output.id),
+            history.first_hidden,
         )
         return msgspec.structs.replace(output, timing=timing)
 

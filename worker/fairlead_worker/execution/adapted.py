@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 
 from fairlead_worker.execution.forward import Forward, HiddenStates
-from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
+from fairlead_worker.kernels.base import Backend, GroupPages, PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 
 
@@ -110,20 +110,22 @@ def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
     """Return `rows` (ascending, at least one) as a step of their own."""
     begins = list(accumulate(step.counts, initial=0))
     tokens = torch.cat([torch.arange(begins[row], begins[row + 1]) for row in rows])
-    tables = step.tables()
-    chosen = [tables[row] for row in rows]
+    pages = [each.tables() for each in step.of_groups()]
+    chosen = [[tables[row] for row in rows] for tables in pages]
+    first, *others = (GroupPages(each.slots[tokens], torch.cat(tables)) for each, tables in zip(step.of_groups(), chosen, strict=True))
     sampled = torch.isin(step.sampling, tokens).nonzero()[:, 0]
     adapters = [step.adapters[row] for row in rows] if step.adapters else []
     part = PackedStep(
         tokens=step.tokens[tokens],
         positions=step.positions[tokens],
-        slots=step.slots[tokens],
+        slots=first.slots,
         starts=[step.starts[row] for row in rows],
         counts=[step.counts[row] for row in rows],
-        page_indptr=torch.tensor([0, *accumulate(map(len, chosen))], dtype=torch.int32),
-        page_indices=torch.cat(chosen),
+        page_indptr=torch.tensor([0, *accumulate(map(len, chosen[0]))], dtype=torch.int32),
+        page_indices=first.page_indices,
         sampling=torch.searchsorted(tokens, step.sampling[sampled]),
         adapters=adapters if any(adapters) else (),
+        others=others,
     )
     return Part(part, tokens, sampled)
 

@@ -7,6 +7,7 @@ import torch
 
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.groups import spread
 from fairlead_worker.model.trial_text import LENGTHS, STEPS, places, trial_pages
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def configure_torch(device: torch.device) -> None:
 def check_invariance(runner: ModelRunner) -> None:
     """Compare the logits of three requests bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
     spec = runner.backend.spec
-    if runner.backend.pages < trial_pages(spec.page_size):
+    if runner.backend.pages < trial_pages(spec.page_size) * spec.num_groups:
         raise NotInvariant(
             f"--deterministic is verified on {trial_pages(spec.page_size)} pages at the start: set --kv-pages to at least that"
         )
@@ -63,7 +64,8 @@ def variable_window(runner: ModelRunner) -> int | None:
 
 
 def _logits(runner: ModelRunner, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-    step = runner.loaded.reference.text.step(rows, runner.backend.spec.page_size, runner.loaded.device)
+    spec = runner.backend.spec
+    step = spread(runner.loaded.reference.text.step(rows, spec.page_size, runner.loaded.device), spec)
     return runner.forward(step, runner.backend.plan(step))
 
 

@@ -1,7 +1,7 @@
 """Forward passes: turn a packed step into logits, module by module or in one native call."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -119,7 +119,7 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     try:
         decoder = recognise(loaded.model, loaded.layers)
         forward = NativeForward(decoder, backend, loaded.max_model_len)
-        refusal = _try_native(modules, decoder, loaded, backend.spec)
+        refusal = _try_native(modules, decoder, loaded, replace(backend.spec, groups=()))
     except UnknownStructure as reason:
         logger.warning("%s runs module by module, not natively: %s", name, reason)
         return modules

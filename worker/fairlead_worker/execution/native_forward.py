@@ -39,7 +39,8 @@ class NativeForward:
         # Keep references: the structs hold addresses only.
         self._backend = backend
         specs = backend.spec.layers
-        self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers))
+        groups = backend.spec.groups or (0,) * len(specs)
+        self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers, groups))
         self._ropes = (native.Rope * len(decoder.ropes))()
         self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._positions, self._limit = 0, limit
@@ -98,7 +99,7 @@ class NativeForward:
         self._reserve(max(tokens, samples))
         embedded = self._model.embed(step.tokens).contiguous()
         run = self._pass
-        run.step, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
+        run.steps, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
         run.logits = None if logits is None else logits.data_ptr()
         run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
         run.last = run.last_positions = None
@@ -207,7 +208,7 @@ def _packed_sizes(module: torch.nn.Module) -> Sizes:
     return Sizes(linear.in_features, linear.out_features, linear.dtype)
 
 
-def _layer(layer: Layer, attention: ctypes.Structure) -> native.Layer:
+def _layer(layer: Layer, attention: ctypes.Structure, group: int) -> native.Layer:
     return native.Layer(
         before_attention=_norm(layer.before_attention),
         query=_norm(layer.query_norm),
@@ -222,6 +223,7 @@ def _layer(layer: Layer, attention: ctypes.Structure) -> native.Layer:
         attention=ctypes.addressof(attention),
         rope=layer.rope,
         activation=native.ACTIVATIONS.index(layer.activation),
+        group=group,
     )
 
 

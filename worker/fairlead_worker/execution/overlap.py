@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import DeviceStream, Stream
 from fairlead_worker.ipc.messages import TokenLogprobs
@@ -57,7 +56,7 @@ class OverlappedRunner:
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         began, runner = time.perf_counter(), self.runner
-        step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
+        step = runner.pack(plan, runner.backend.spec.page_size, runner.loaded.device)
         fill = self._fill_unread(plan, step)
 
         @torch.inference_mode()

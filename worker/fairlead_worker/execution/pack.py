@@ -2,11 +2,13 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fairlead_worker.kernels.base import HostArrays, PackedStep
+from fairlead_worker.cache.grouped import PageTable
+from fairlead_worker.kernels.base import GroupPages, HostArrays, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
@@ -27,7 +29,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     counts = [row.count for row in rows]
     first, many = np.array(starts, np.int64), np.array(counts, np.int64)
     ends = first + many
-    indptr, indices = _page_table(rows, -(-ends // page_size), ends, page_size)
+    indptr, indices = _page_table(rows, [row.pages for row in rows], -(-ends // page_size), ends, page_size)
     token_indptr = _offsets(many)
     positions = np.arange(token_indptr[-1]) + np.repeat(first - token_indptr[:-1], many)
     places, offsets = np.divmod(positions, page_size)
@@ -59,6 +61,23 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     )
 
 
+def pack_groups(plan: StepPlan, page_size: int, device: torch.device, groups: int) -> PackedStep:
+    """Do the same for a model whose layers are in `groups` groups. A row of a warm-up has one table, which then serves all of them."""
+    step = pack(plan, page_size, device)
+    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
+    counts = np.array(step.counts, np.int64)
+    ends = np.array(step.starts, np.int64) + counts
+    places, offsets = np.divmod(step.positions.cpu().numpy(), page_size)
+    places += np.repeat(step.page_indptr.numpy()[:-1], counts)
+    others = []
+    for group in range(groups - 1):
+        tables = [row.pages.others[group] if isinstance(row.pages, PageTable) else row.pages for row in rows]
+        _, indices = _page_table(rows, tables, -(-ends // page_size), ends, page_size)
+        slots = torch.from_numpy(indices[places].astype(np.int64) * page_size + offsets)
+        others.append(GroupPages(to_device(slots, device), torch.from_numpy(indices)))
+    return replace(step, others=others)
+
+
 def _singles(row: Row) -> list[Row]:
     """Split a row with drafts into a row for its last known token and one row for each drafted token.
 
@@ -70,9 +89,10 @@ def _singles(row: Row) -> list[Row]:
     return [known, *(Row(row.request, row.start + place, 1, row.pages, True, [guess]) for place, guess in enumerate(row.draft, 1))]
 
 
-def _page_table(rows: Sequence[Row], needed: np.ndarray, ends: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _page_table(
+    rows: Sequence[Row], tables: "list[array[int]]", needed: np.ndarray, ends: np.ndarray, page_size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return ([R + 1], [pages]) int32: the page tables end to end, each cut to the pages that its tokens need."""
-    tables = [row.pages for row in rows]
     lengths = np.array([len(table) for table in tables])
     for place in np.flatnonzero(lengths != needed).tolist():  # chunks: their leases hold the whole prompt
         if lengths[place] < needed[place]:

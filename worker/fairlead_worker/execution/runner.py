@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -14,7 +15,7 @@ from fairlead_worker.execution.draft import Drafter, Drafts
 from fairlead_worker.execution.followers import Followers
 from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
 from fairlead_worker.execution.host import HostStore
-from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.pack import pack, pack_groups
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.ipc.messages import TokenLogprobs
@@ -53,6 +54,8 @@ class ModelRunner:
         if adapters is not None:
             modules = self.forward if isinstance(self.forward, ModuleForward) else ModuleForward(loaded.model)
             self.forward = AdaptedForward(self.forward, modules, adapters, backend)
+        groups = backend.spec.num_groups
+        self.pack = pack if groups == 1 else partial(pack_groups, groups=groups)
         self.host = host
         """KV of the host tier; None without a host tier."""
         self.drafter = drafter
@@ -71,6 +74,8 @@ class ModelRunner:
         wanted."""
         self.followers: Followers | None = None
         """The other ranks of a sharded model; None: there are none, or this rank is one of them."""
+        self.kv_groups = ""
+        """How layers share KV pages, for the status."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -176,7 +181,7 @@ class ModelRunner:
         return self.run(self._pack(plan, drafts))
 
     def _pack(self, plan: StepPlan, drafts: Drafts | None) -> PackedStep:
-        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
+        step = self.pack(plan, self.backend.spec.page_size, self.loaded.device)
         return step if drafts is None else drafts.fill(step)
 
     def run(self, step: PackedStep, fill: Callable[[], object] | None = None) -> torch.Tensor:

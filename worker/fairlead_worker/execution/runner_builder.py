@@ -4,6 +4,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for, unsupported_reason
 from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.draft import Drafter
@@ -16,7 +17,8 @@ from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, m
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
-from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.kernels.groups import cache_groups, group_layers
+from fairlead_worker.kernels.registry import backend_name, make_backend
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
@@ -86,6 +88,7 @@ class RunnerBuilder:
 
     _spec: KVSpec = field(init=False)
     _draft_spec: KVSpec | None = field(init=False, default=None)
+    _why_one_group: str = field(init=False)
     _rows: int = field(init=False)
     """`graph_rows` that steps can have; 0 after a failed recording."""
     _drafted_rows: int = field(init=False)
@@ -97,6 +100,8 @@ class RunnerBuilder:
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
         self._spec = KVSpec(loaded.layers, self.page_size, loaded.dtype, loaded.device, loaded.kv_scales)
+        groups, self._why_one_group = self._group_layers()
+        self._spec = replace(self._spec, groups=groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)
         self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates else (0, 0)
@@ -118,6 +123,17 @@ class RunnerBuilder:
         runner = self._allocate(self._count_pages(room))
         self._record(runner)
         return runner
+
+    def _group_layers(self) -> tuple[tuple[int, ...], str]:
+        """Return the group of each layer; () and the reason if each page holds all layers."""
+        reasons = {
+            "FlashInfer's plans and CUDA graphs take one page table": backend_name(self.backend, self._spec) == "flashinfer",
+            "a draft model shares the page tables": self.draft is not None,
+            "the host tier copies whole pages": self.host_kv_cache_bytes > 0,
+        }
+        if found := [reason for reason, applies in reasons.items() if applies]:
+            return (), found[0]
+        return group_layers(self.loaded.layers, self.loaded.max_model_len)
 
     # Memory
 
@@ -176,13 +192,15 @@ class RunnerBuilder:
     def _count_pages(self, room: int) -> int:
         """Return the pages of the KV that `room` bytes hold; without a measurement, those of a share of the free memory."""
         page_bytes = self._spec.page_bytes + (0 if self._draft_spec is None else self._draft_spec.page_bytes)
-        pages = self.kv_pages or (room if self._step_tokens else room or kv_budget(self.loaded.device, self.loaded.ranks)) // page_bytes
+        units = self._spec.num_groups  # `kv_pages` are pages of all layers
+        room = room if self._step_tokens else room or kv_budget(self.loaded.device, self.loaded.ranks)
+        pages = self.kv_pages * units or room // page_bytes
         if self.group is not None:
             pages = self.group.least(pages)
-        if pages < 1:
+        if pages < units:
             pending = self._pending_bytes()
             raise ValueError(
-                f"no memory for KV: one page of {self.page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
+                f"no memory for KV: one page of {self.page_size} tokens takes {units * page_bytes} bytes, and there is room for {room}; "
                 "raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), or free memory"
                 + (f"; adapters that are loaded later take {pending}: lower --max-loras or --max-lora-rank" if pending else "")
             )
@@ -206,6 +224,7 @@ class RunnerBuilder:
             adapters=self.adapters,
             grammars=self.grammars,
         )
+        runner.kv_groups = _describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
         runner.step_tokens = self._step_tokens
         if isinstance(backend, FlashInferBackend):
             runner.filters = make_device_filters(self.loaded.device)
@@ -267,3 +286,11 @@ class RunnerBuilder:
             progress("compile", 0)
             backend.prepare()
         return backend
+
+
+def _describe_groups(groups: CacheGroups | None, why_one: str) -> str:
+    if groups is None:
+        return f"1 group of layers: {why_one}"
+    if groups.count == 1:
+        return f"1 group of layers, which keeps the last {groups.window} tokens"
+    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"

@@ -188,6 +188,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Those of the output's `cached_tokens` that were loaded from the host tier."""
     chunks: tuple[Chunk, ...] = ()
     """The prefill since the latest admission, of a request with `traced`."""
+    hidden_cached_tokens: int = 0
+    """Those of the output's `cached_tokens` that the index did not show (`cache/grouped.py`)."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -399,6 +401,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """One of `isa.LEVELS`; empty on another device."""
     native_decoder: bool = False
     """Whether a step of the whole model is one native call."""
+    kv_groups: str = ""
+    """How many groups of layers have KV pages of their own, and what for; of one group, why."""
     modes: StepModes = StepModes()
     prompt_format: bytes = b""
     """A `PromptFormat` as JSON. The engine process builds it with transformers, which the API process does not import."""

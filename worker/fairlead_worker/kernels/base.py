@@ -6,7 +6,7 @@ state: its context travels through the model as a keyword argument.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -69,6 +69,9 @@ class KVSpec:
     device: torch.device
     scales: tuple[float, ...] | None = None
     """Of each layer, for KV in float8: a stored number times its layer's scale is the key or value. None: KV has `dtype`."""
+    groups: tuple[int, ...] = ()
+    """Group of each layer (`kernels/groups.py`); empty: one page holds all layers. The layers of a group have a page each in turn, and the
+    groups take turns: storage s holds layer s of every group, in pages that no two groups share."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= 64:
@@ -76,9 +79,27 @@ class KVSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Return the bytes that one page takes over all layers, keys and values."""
-        scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
+        """Return the bytes that one page takes over all layers of a group, keys and values."""
+        scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.stored)
         return scalars * self.page_size * self.kv_dtype.itemsize
+
+    @property
+    def stored(self) -> tuple[LayerSpec, ...]:
+        """Return the layers of the largest group, each with the shape of its storage."""
+        if not self.groups:
+            return self.layers
+        return self.layers[:1] * max(map(self.groups.count, self.groups))  # all have one shape
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Return the storage of each layer."""
+        if not self.groups:
+            return tuple(range(len(self.layers)))
+        return tuple(self.groups[:layer].count(group) for layer, group in enumerate(self.groups))
+
+    @property
+    def num_groups(self) -> int:
+        return max(self.groups, default=0) + 1
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -91,7 +112,7 @@ class KVSpec:
 
     @property
     def page_width(self) -> int:
-        """Return the numbers of `copy_dtype` that a page takes over all layers."""
+        """Return the numbers of `copy_dtype` that a page takes."""
         return self.page_bytes // self.copy_dtype.itemsize
 
     def scale(self, layer: int) -> float:
@@ -110,6 +131,16 @@ class HostArrays:
     positions: torch.Tensor
     slots: torch.Tensor
     sampling: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPages:
+    """The pages of a packed step in one group of layers."""
+
+    slots: torch.Tensor
+    """As `PackedStep.slots`."""
+    page_indices: torch.Tensor
+    """As `PackedStep.page_indices`. Entries behind the group's window are outdated: they name pages, but not the row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +172,16 @@ class PackedStep:
     """[R] number of each row's LoRA adapter, 0 for none; empty if no row has one."""
     host: HostArrays | None = None
     """None: the arrays on the device were changed or made there."""
+    others: Sequence[GroupPages] = ()
+    """Of each group after the first one; empty if all layers are in one group."""
+
+    def with_pages(self, first: GroupPages, others: Sequence[GroupPages] = ()) -> "PackedStep":
+        """Return the step with these pages of the first group and the others."""
+        return replace(self, slots=first.slots, page_indices=first.page_indices, others=others, host=None)
+
+    def of_groups(self) -> "list[PackedStep]":
+        """Return the step as each group of layers sees it."""
+        return [self, *map(self.with_pages, self.others)]
 
     def tables(self) -> list[torch.Tensor]:
         """Return each row's page table, [R] of [pages] int32, as views of `page_indices`."""

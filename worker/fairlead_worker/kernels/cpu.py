@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
+from fairlead_worker.kernels.groups import GroupedStep
 from fairlead_worker.kernels.reference import softmax_with_sinks
 
 GROUP_TOKENS = 65_536
@@ -64,20 +65,23 @@ class CpuBackend:
         self.batch_invariant = False
         """Whether a query's bits must not depend on the batch or on how its prompt was chunked (`cpu_batch_invariant`)."""
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
-        self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
-        self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
+        keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.stored]
+        values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.stored]
+        self._stored = (*keys, *values)
+        self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
+        self._step = _grouped_step if spec.groups else CpuStep
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
         return make_zeros(kv_heads, self.pages, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
 
-    def plan(self, step: PackedStep) -> "CpuStep":
-        return CpuStep(self, step)
+    def plan(self, step: PackedStep) -> StepContext:
+        return self._step(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.index_select(1, pages).transpose(0, 1).flatten(1) for part in (*self.keys, *self.values)], 1)
+        return torch.cat([part.index_select(1, pages).transpose(0, 1).flatten(1) for part in self._stored], 1)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        parts = (*self.keys, *self.values)
+        parts = self._stored
         for part, piece in zip(parts, torch.split(content, [part[:, 0].numel() for part in parts], 1), strict=True):
             part.index_copy_(1, pages, piece.view(len(pages), part.shape[0], -1).transpose(0, 1))
 
@@ -112,6 +116,10 @@ class CpuStep:
             where = slice(chunk.begin, chunk.end)
             output[where] = _chunk(spec, chunk, query[where], key[where], value[where], keys, values)
         return output
+
+
+def _grouped_step(backend: CpuBackend, step: PackedStep) -> GroupedStep:
+    return GroupedStep(backend.spec.groups, [CpuStep(backend, each) for each in step.of_groups()])
 
 
 def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[list[Decodes], list[Chunk]]:

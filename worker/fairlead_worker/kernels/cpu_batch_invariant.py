@@ -27,7 +27,8 @@ class QueryBlock:
     places: slice
     """Their indices in the block."""
     pages: torch.Tensor
-    """[L / page_size] int32. Pages that the row does not have yet repeat its last page, whose keys the bias hides."""
+    """[L / page_size] int32. Pages that the row does not have yet repeat its last page, and those behind the window of its first query,
+    which it may not have any more, the first page within. The bias hides their keys."""
     bias: torch.Tensor
     """[BLOCK, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
 
@@ -38,8 +39,8 @@ def plan_blocks(step: PackedStep, spec: KVSpec, window: int | None) -> Iterator[
     for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
         for block in range(start // BLOCK * BLOCK, start + count, BLOCK):
             begin, end = max(start, block), min(start + count, block + BLOCK)
-            first = 0 if window is None else max(0, block - window + 1) // spec.page_size
-            wanted = torch.arange(first, -(-(block + BLOCK) // spec.page_size)).clamp_(max=len(table) - 1)
+            first, kept = (0 if window is None else max(0, at - window + 1) // spec.page_size for at in (block, start))
+            wanted = torch.arange(first, -(-(block + BLOCK) // spec.page_size)).clamp_(kept, len(table) - 1)
             keys = torch.arange(len(wanted) * spec.page_size) + first * spec.page_size
             queries = torch.arange(block, block + BLOCK)[:, None]
             hidden = keys > queries

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from fairlead_worker.kernels import hopper
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
 from fairlead_worker.kernels.float8 import Float8Store, round_to_float8
 from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages, select_rows
-from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
+from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, processors, workspace_bytes
@@ -349,7 +349,7 @@ class FlashInferBackend:
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         self._storage.write_pages(pages, content)
 
-    def reference(self, step: PackedStep) -> ReferenceStep:
+    def reference(self, step: PackedStep) -> StepContext:
         """Plan `step` on the same pages by the reference backend."""
         return self._storage.plan(step)
 
@@ -398,7 +398,7 @@ class FlashInferStep:
         self._backend = backend
         self._step = step
         self._parts = parts
-        self._reference: ReferenceStep | None = None
+        self._reference: StepContext | None = None
         # The kernels that store KV read the page tables on the device, so they get device copies.
         device = backend.spec.device
         self._paging = Paging(

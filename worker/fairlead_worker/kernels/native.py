@@ -68,26 +68,29 @@ class NativeBackend:
         self.library = library
         self.library.fairlead_partials.restype = ctypes.c_int64
         self.library.fairlead_attention.restype = None
-        sizes = [(layer.kv_heads, spec.page_size * dim) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
+        sizes = [(layer.kv_heads, spec.page_size * dim) for layer in spec.stored for dim in (layer.key_dim, layer.value_dim)]
         arena = Arena(sum(room(pages * heads * width * spec.dtype.itemsize) for heads, width in sizes))
         parts = [
             arena.take(pages * heads * width * spec.dtype.itemsize).view(spec.dtype).view(pages, heads, width) for heads, width in sizes
         ]
-        self.keys, self.values = parts[::2], parts[1::2]
+        self._stored = (*parts[::2], *parts[1::2])
+        self.keys, self.values = ([some[place] for place in spec.places] for some in (parts[::2], parts[1::2]))
         self.resident = Resident(parts, AHEAD_BYTES // spec.page_bytes)
         self.resident.mark_used(0)
         self._sinks = [None if layer.sinks is None else torch.tensor(layer.sinks) for layer in spec.layers]
         self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, self._sinks, strict=True)]
 
+        self._step = GroupedNativeStep if spec.groups else NativeStep
+
     def plan(self, step: PackedStep) -> "NativeStep":
         self.resident.mark_used(int(step.page_indices.numpy().max()))
-        return NativeStep(self, step)
+        return self._step(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.index_select(0, pages).flatten(1) for part in (*self.keys, *self.values)], 1)
+        return torch.cat([part.index_select(0, pages).flatten(1) for part in self._stored], 1)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        parts = (*self.keys, *self.values)
+        parts = self._stored
         for part, piece in zip(parts, torch.split(content, [part[0].numel() for part in parts], 1), strict=True):
             part.index_copy_(0, pages, piece.view(len(pages), *part.shape[1:]))
 
@@ -100,10 +103,10 @@ class NativeStep:
         np.cumsum(step.counts, out=offsets[1:])
         self._backend = backend
         self._rows = _Rows(backend, np.array(step.starts, np.int32), offsets, step.page_indptr.numpy(), step.page_indices.numpy())
-        self.native = self._rows.native
+        self.native: Step | ctypes.Array[Step] = self._rows.native
 
     def single_token_rows(self, tokens: torch.Tensor) -> "_Rows":
-        """Return one-token rows for `tokens` [S] int64 of this step. They attend over its pages, which hold all of its KV by then."""
+        """Return one-token rows for `tokens` [S] int64 of this step, for the last layer. Its pages hold all of its KV by then."""
         rows, chosen = self._rows, tokens.numpy()
         of = np.searchsorted(rows.offsets, chosen, "right") - 1
         starts = (rows.starts[of] + chosen - rows.offsets[of]).astype(np.int32)
@@ -121,6 +124,23 @@ class NativeStep:
             *(argument for tensor in (query, key, value, output) for argument in (pointer(tensor), ctypes.c_int64(tensor.stride(0)))),
         )
         return output
+
+
+class GroupedNativeStep(NativeStep):
+    """One step over several groups of layers: `native` is an array with a `Step` of native.h for each group."""
+
+    def __init__(self, backend: NativeBackend, step: PackedStep) -> None:
+        for each in step.others:
+            backend.resident.mark_used(int(each.page_indices.numpy().max()))
+        self._groups = backend.spec.groups
+        self._steps = [NativeStep(backend, each) for each in step.of_groups()]
+        self.native = (Step * len(self._steps))(*(each._rows.native for each in self._steps))
+
+    def single_token_rows(self, tokens: torch.Tensor) -> "_Rows":
+        return self._steps[self._groups[-1]].single_token_rows(tokens)
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return self._steps[self._groups[layer]].attend(layer, query, key, value)
 
 
 class _Rows:

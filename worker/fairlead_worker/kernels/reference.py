@@ -10,8 +10,9 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import FLOAT8, KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
+from fairlead_worker.kernels.base import FLOAT8, KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
 from fairlead_worker.kernels.float8 import round_to_float8
+from fairlead_worker.kernels.groups import GroupedStep
 from fairlead_worker.kernels.transfer import to_device
 
 GROUP_TOKENS = 65_536
@@ -41,8 +42,11 @@ class ReferenceBackend:
         self.spec = spec
         self.pages = pages
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
-        self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
-        self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
+        keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.stored]
+        values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.stored]
+        self._stored = (*keys, *values)
+        self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
+        self._step = _grouped_step if spec.groups else ReferenceStep
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
         spec = self.spec
@@ -51,7 +55,7 @@ class ReferenceBackend:
 
     def _parts(self) -> list[torch.Tensor]:
         """Return the storage of all layers as numbers of `copy_dtype`."""
-        return [part.view(self.spec.copy_dtype) for part in (*self.keys, *self.values)]
+        return [part.view(self.spec.copy_dtype) for part in self._stored]
 
     def store(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [T, kv_heads, dim] into slots [T]."""
@@ -60,8 +64,8 @@ class ReferenceBackend:
             stored = new.to(part.dtype) if spec.scales is None else round_to_float8(new, spec.scale(layer))
             part.view(spec.copy_dtype).flatten(0, 1).index_copy_(0, slots, stored.view(spec.copy_dtype))
 
-    def plan(self, step: PackedStep) -> "ReferenceStep":
-        return ReferenceStep(self, step)
+    def plan(self, step: PackedStep) -> StepContext:
+        return self._step(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.index_select(0, pages).flatten(1) for part in self._parts()], 1)
@@ -93,6 +97,10 @@ class ReferenceStep:
         for group in self._groups[spec.window]:
             output[group.tokens] = _attend_group(spec, group, query[group.tokens], keys, values)
         return output if scale == 1 else output * scale
+
+
+def _grouped_step(backend: ReferenceBackend, step: PackedStep) -> GroupedStep:
+    return GroupedStep(backend.spec.groups, [ReferenceStep(backend, each) for each in step.of_groups()])
 
 
 def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Group]:

@@ -23,7 +23,7 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
 
     Raises ValueError for an unknown name, and for a backend that cannot serve here.
     """
-    chosen = name if name != "auto" else choose_backend(spec)[0]
+    chosen = backend_name(name, spec)
     if spec.scales is not None and chosen in ("native", "cpu"):
         raise ValueError(
             "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or try it with --attention-backend reference, which is slow"
@@ -33,6 +33,11 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
             f"attention backend {name!r} is not available here; set --attention-backend to one of: auto, {', '.join(BACKENDS)}"
         )
     return BACKENDS[chosen](spec, pages)
+
+
+def backend_name(name: str, spec: KVSpec) -> str:
+    """Return the name of the backend that `make_backend` makes."""
+    return choose_backend(spec)[0] if name == "auto" else name
 
 
 def choose_backend(spec: KVSpec, has_flashinfer: bool | None = None) -> tuple[str, str]:

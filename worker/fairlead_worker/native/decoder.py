@@ -23,6 +23,7 @@ class Layer(ctypes.Structure):
         *((name, Pointer) for name in ("qkv", "out", "gate_up", "down", "attention")),
         ("rope", ctypes.c_int32),
         ("activation", ctypes.c_int32),
+        ("group", ctypes.c_int32),
     )
 
 
@@ -40,7 +41,7 @@ class Decoder(ctypes.Structure):
 
 class Pass(ctypes.Structure):
     _fields_ = (
-        *((name, Pointer) for name in ("step", "positions", "sampling")),
+        *((name, Pointer) for name in ("steps", "positions", "sampling")),
         ("samples", ctypes.c_int64),
         *((name, Pointer) for name in ("last", "last_positions", "embedded", "logits")),
         *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gated", "sampled", "chosen", "asking")),

@@ -12,7 +12,7 @@ from fairlead_worker.execution.forward import HiddenStates
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.base import GroupPages, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, FetchFiles, ReadLogits, RemoveAdapter, Run
@@ -132,6 +132,7 @@ def to_message(step: PackedStep, graph: Choice | None = None, places: torch.Tens
         page_indptr=_bytes(step.page_indptr),
         page_indices=_bytes(step.page_indices),
         sampling=_bytes(arrays.sampling),
+        others=[(_bytes(each.slots), _bytes(each.page_indices)) for each in step.others],
         places=None if places is None else _bytes(places),
         adapters=list(step.adapters),
         graph=None if graph is None else (graph.rows, graph.joins),
@@ -151,6 +152,7 @@ def to_step(message: Run, device: torch.device) -> tuple[PackedStep, Choice | No
         page_indices=_tensor(message.page_indices, np.int32),
         sampling=to_device(_tensor(message.sampling), device),
         adapters=message.adapters,
+        others=[GroupPages(to_device(_tensor(slots), device), _tensor(pages, np.int32)) for slots, pages in message.others],
     )
     graph = None if message.graph is None else Choice(*message.graph)
     return step, graph, None if message.places is None else to_device(_tensor(message.places), device)

@@ -38,6 +38,8 @@ class Run(msgspec.Struct, tag=True, frozen=True):
     page_indptr: bytes
     page_indices: bytes
     sampling: bytes
+    others: list[tuple[bytes, bytes]] = []
+    """Slots and page tables of each group of layers after the first one."""
     places: bytes | None = None
     """Token indices whose hidden states are recorded too, int64; None: none."""
     adapters: list[int] = []

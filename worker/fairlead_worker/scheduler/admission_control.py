@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.budget import OutputReserve
@@ -24,6 +25,7 @@ class AdmissionControl:
     ) -> None:
         """`running`: by arrival. `growing`: decodes whose token needs a page."""
         self._cache = cache
+        self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
         self._reserve = reserve
         self._running = running
         self._growing = growing
@@ -62,20 +64,29 @@ class AdmissionControl:
         that are more urgent. If more are needed, `pick_memory_victim` takes them from a tenant with several. If nothing runs, only its
         prompt counts: `submit` checked that the pool holds the whole request.
         """
-        pages = self._prompt_pages(request, node)
+        kept = output = 0
         if self._running:
             output = self._reserve.estimate(request) - released
             if not full_reserve and self._is_first(request):
                 output -= self._reserve.tokens * self._places.beyond_first(request) // len(self._running)
-            pages += self._kept_pages(output)
-        return pages + self._cache.unused_above(node) - self._cache.available
+            kept = self._kept_pages(output)
+        if self._groups is not None:
+            return kept + self._groups.shortage(len(request.tokens), max(int(output * self._reserve.ratio), 0), node)
+        return kept + self._prompt_pages(request, node) + self._cache.unused_above(node) - self._cache.available
 
     def _prompt_pages(self, request: Request, node: Node) -> int:
+        if self._groups is not None:
+            return self._groups.cost(len(request.tokens), node)
         return -(-len(request.tokens) // self._page_size) - node.depth
 
     def _kept_pages(self, extra: int = 0) -> int:
         """Return the pages that the running requests are expected to need, and one more with `extra` output tokens."""
-        return self._reserve.pages_to_keep(extra, self._page_size) + len(self._growing)
+        pages = self._reserve.pages_to_keep(extra, self._page_size)
+        if self._groups is not None:
+            ratio, size = self._reserve.ratio, self._page_size
+            reached = ((lease_of(each), -(-(each.length + int(each.reserved * ratio)) // size)) for each in self._running)
+            pages = self._groups.pages_to_keep(pages, reached)
+        return pages + len(self._growing)
 
     def _is_first(self, request: Request) -> bool:
         """Whether nothing of a request's tenant runs. A request is the first one once: what was preempted waits for all pages."""

@@ -70,7 +70,7 @@ class DecodeBatch:
     def extend(self) -> list[Row]:
         """Take the pages that the next tokens need, and return a row of each request. The pages must be available."""
         if self.growing:
-            self._cache.grow_each([lease_of(request).pages for request in self.growing])
+            self._cache.grow_each([lease_of(request) for request in self.growing])
             self.growing.clear()
         return [Row(request, request.computed, 1, request.lease.pages, True) for request in self.requests]  # type: ignore[union-attr]  # they run
 

@@ -6,6 +6,7 @@ from contextlib import closing
 
 from msgspec import Struct
 
+from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
@@ -51,6 +52,7 @@ class Prefill:
         """The only running request that is partly prefilled. Every other one has exactly one token to compute."""
         self._config = config
         self._cache = cache
+        self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
         self._waiting = waiting
         self._running = running
         self._reserve = reserve
@@ -80,6 +82,10 @@ class Prefill:
             if chunked.scoring and is_beside_decodes:
                 return PrefillStep(excludes_decodes=True)
             count = budget.cut(chunked.uncomputed, chunked.computed, self._share_of(chunked))
+            if self._groups is not None:
+                count = self._groups.grow_chunk(lease_of(chunked), chunked.computed, count)
+                if not count:  # decodes hold all window pages, and give them back
+                    return NO_PREFILL
             self._waiting.record_prefill(chunked, count)
             rows.append(self._cut(chunked, count, budget))
         if len(self._waiting):
@@ -115,7 +121,7 @@ class Prefill:
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
                         return True
-                    self._admit(request, node, count)
+                    count = self._admit(request, node, count)
                     rows.append(self._cut(request, count, budget))
         return False
 
@@ -125,24 +131,34 @@ class Prefill:
             return "rest"
         return "turn" if self._waiting.is_due(request) else "background"
 
-    def _admit(self, request: Request, node: Node, count: int) -> None:
-        """Lease pages for all known tokens of a request, and share those down to `node`. `count`: tokens that this step computes."""
+    def _admit(self, request: Request, node: Node, count: int) -> int:
+        """Lease pages for all known tokens of a request, and share those down to `node`. `count`: tokens that this step may compute.
+
+        Return how many it computes. Window pages are leased for these only, and may suffice for fewer.
+        """
         self._admission.start(request, node)
         lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
         self._waiting.remove_admitted(request, count)
-        self._cache.grow(lease, len(request.tokens))
         history, stats = request.history, self._stats
-        history.cached = request.computed = node.depth * self._page_size
+        history.cached = request.computed = shown = node.depth * self._page_size
+        if self._groups is None:
+            self._cache.grow(lease, len(request.tokens))
+        else:
+            shown = self._groups.shown_tokens(node)  # before the growth evicts
+            self._groups.reserve(lease, len(request.tokens))
+            count = self._groups.grow_chunk(lease, request.computed, count)
         history.awaiting_first_token, history.lost_pages = True, False
         if history.first_cached is None:
             history.first_cached = history.cached
             history.first_loaded = lease.loaded * self._page_size
+            history.first_hidden = history.cached - shown
             stats.host_cached_tokens += history.first_loaded
             stats.prompt_tokens += request.prompt_length
             stats.cached_tokens += history.cached
         else:
             stats.recomputed_tokens += max(history.lost - history.cached, 0)
         insort(self._running, request, key=by_arrival)
+        return count
 
     def _cut(self, request: Request, count: int, budget: StepBudget) -> Row:
         """Return a row with the next `count` tokens. An incomplete request becomes `chunked_req` and reserves no output yet."""

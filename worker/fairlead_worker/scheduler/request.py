@@ -25,6 +25,8 @@ class History:
     """`cached` of the first admission; None before it. Recomputing after a preemption does not change it."""
     first_loaded: int = 0
     """Tokens of `first_cached` whose KV came from the host tier."""
+    first_hidden: int = 0
+    """Tokens of `first_cached` that the index could not know (`cache/grouped.py`)."""
     awaiting_first_token: bool = True
     """No token since the latest admission: the next output carries timing and prompt logprobs too."""
     preemptions: int = 0

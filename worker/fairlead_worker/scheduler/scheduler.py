@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
+from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
@@ -35,6 +36,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         self.config = config
         self.cache = cache
+        self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
         self.running: list[Request] = []
         self.stats = EngineStats(config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_prefill_tokens)
         self.reserve = OutputReserve(config)
@@ -59,7 +61,7 @@ class Scheduler:
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} already exists")
         try:
-            request = validate(message, self._arrivals, self.config, self.cache.pool.total, self.cache.page_size)
+            request = validate(message, self._arrivals, self.config, self.cache.longest, self.cache.page_size)
         except InvalidRequest as error:
             return refusal(message.id, str(error))
         self._arrivals += 1
@@ -235,6 +237,10 @@ class Scheduler:
         """
         if self.config.keeps_kv:
             self.cache.publish(lease_of(request), request.tokens, request.computed)
+            if self._groups is not None and request.promised is not None and not self._groups.is_shown(lease_of(request)):
+                # Pages behind its window were evicted, and it does not compute them again.
+                promised, request.promised = request.promised, None
+                self._withdraw(request, promised)
 
     def finish(self, request: Request) -> None:
         """Remove a running request that ended. Its pages become free now, or when the step in flight ends."""
@@ -312,7 +318,7 @@ class Scheduler:
 
     def _withdraw(self, request: Request, promised: "array[int]") -> None:
         """Stop showing blocks to the index that this request does not compute any more."""
-        if request.computed >= len(promised) * self.cache.block_tokens:
+        if request.computed >= len(promised) * self.cache.block_tokens and self._groups is None:
             self.cache.withdraw(promised, None)
             return
         match = self.cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
@@ -327,22 +333,23 @@ class Scheduler:
 
     def load(self) -> Load:
         """Return the current state, for the router and /metrics. O(1)."""
-        stats, pool, host = self.stats, self.cache.pool, self.cache.host
+        stats, cache = self.stats, self.cache
+        pool, host = cache.pool, cache.host
         return Load(
             running=len(self.running),
             waiting=len(self.waiting),
             backlog_tokens=self.backlog_tokens,
             prefill_rate=stats.prefill_rate,
             step_seconds=stats.step_seconds(is_running=bool(self.running)),
-            pages_total=pool.total,
-            pages_free=self.cache.available,
-            pages_cached=pool.cached,
+            pages_total=pool.total // cache.units,
+            pages_free=cache.available,
+            pages_cached=pool.cached // cache.units,
             steps=stats.steps,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             output_tokens=stats.output_tokens,
             preemptions=stats.preemptions,
-            evicted_pages=self.cache.evicted_pages,
+            evicted_pages=cache.evicted_pages,
             preemption_recomputed_tokens=stats.recomputed_tokens,
             host=None if host is None else host.report(stats.host_cached_tokens),
             drafts=None if self.speculation is None else self.speculation.counts(),

@@ -21,6 +21,7 @@ async def server_info(worker: Worker, context: RequestContext) -> None:
             attention_backend=ready.backend,
             cpu_level=ready.cpu_level,
             native_decoder=ready.native_decoder,
+            kv_groups=ready.kv_groups,
             **msgspec.to_builtins(ready.modes),
         )
     await context.respond_json(info)

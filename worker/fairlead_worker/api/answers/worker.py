@@ -108,6 +108,8 @@ class ServerInfo(Answer, kw_only=True):
     attention_backend: str | UnsetType = UNSET
     cpu_level: str | UnsetType = UNSET
     native_decoder: bool | UnsetType = UNSET
+    kv_groups: str | UnsetType = UNSET
+    """How many groups of layers have KV pages of their own, and what for; of one group, why."""
     cuda_graphs: str | UnsetType = UNSET
     """`on`, or `off: ` and the reason."""
     overlap: str | UnsetType = UNSET

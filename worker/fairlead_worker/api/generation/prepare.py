@@ -69,18 +69,30 @@ class GenerationRequest:
         return usage
 
     def count_cached_tokens(self) -> tuple[int, int]:
-        """Return the prompts' cached tokens, and how many of them came from the host tier.
+        """Return the prompts' cached tokens, and how many of them came from the host tier."""
+        cached, from_host, _ = self._count_cached()
+        return cached, from_host
+
+    def count_shown_tokens(self) -> int:
+        """Return the prompts' cached tokens without those that the index did not show: what a router could predict."""
+        cached, _, hidden = self._count_cached()
+        return cached - hidden
+
+    def _count_cached(self) -> tuple[int, int, int]:
+        """Return the cached tokens, and those of them from the host tier, and those that the index did not show.
 
         Of a prompt's choices, the one with the fewest counts: it has what the cache held before any of the choices ran.
         """
-        cached = from_host = 0
+        cached = from_host = hidden = 0
         for at in range(0, len(self.choices), self.best_of):
             begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
             if begun:
                 least = min(begun, key=attrgetter("cached_tokens"))
                 cached += least.cached_tokens
-                from_host += least.timing.host_cached_tokens if least.timing is not None else 0
-        return cached, from_host
+                if least.timing is not None:
+                    from_host += least.timing.host_cached_tokens
+                    hidden += least.timing.hidden_cached_tokens
+        return cached, from_host, hidden
 
 
 def prepare(

@@ -54,6 +54,8 @@ class PooledTexts:
     vectors: "list[array[float]]" = field(default_factory=list)
     """Embeddings have unit length."""
     cached_tokens: int = 0
+    hidden_tokens: int = 0
+    """Those of `cached_tokens` that the index did not show."""
 
     def usage(self) -> PromptUsage:
         tokens = sum(map(len, self.texts))
@@ -61,7 +63,7 @@ class PooledTexts:
 
     def headers(self) -> dict[str, str]:
         """Return the headers that the router reads."""
-        return {CACHED_HEADER: str(self.cached_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
+        return {CACHED_HEADER: str(self.cached_tokens - self.hidden_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
 
 
 def get_pooling(worker: Worker) -> Pooling:
@@ -194,6 +196,7 @@ class PoolingRun:
         metrics.e2e_latency.observe(time.monotonic() - self.start_time)
         if output.timing is not None:
             self.timings.append(output.timing)
+            self.result.hidden_tokens += output.timing.hidden_cached_tokens
             metrics.queue_time.observe(output.timing.queue_seconds)
             metrics.prefill_time.observe(output.timing.prefill_seconds)
         vector = array("f")

@@ -46,20 +46,22 @@ static int64_t attended_width(const Attention *attention) { return (int64_t)atte
 static void attention_of_all(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass) {
     const Attention *attention = layer->attention;
     const Rope *rope = decoder->ropes + layer->rope;
-    const int64_t tokens = pass->step->tokens, stride = layer->qkv->outputs;
+    const Step *step = pass->steps + layer->group;
+    const int64_t tokens = step->tokens, stride = layer->qkv->outputs;
     const int32_t kind = decoder->kind;
     const char *keys = (char *)pass->qkv + keys_at(attention) * bytes(kind), *values = (char *)pass->qkv + values_at(attention) * bytes(kind);
     linear(member, layer->qkv, pass->normed, decoder->hidden, tokens, pass->qkv, stride, kind);
     rotate(member, attention, layer->query, layer->key, rope, pass->positions, kind, tokens, pass->qkv, stride);
-    store(member, attention, pass->step, keys, stride, values, stride);
-    attend(member, attention, pass->step, pass->qkv, stride, pass->attended, attended_width(attention));
+    store(member, attention, step, keys, stride, values, stride);
+    attend(member, attention, step, pass->qkv, stride, pass->attended, attended_width(attention));
 }
 
 /* After the last layer's KV only the sampling tokens matter: stores the KV of all tokens, then attends with those alone -> `chosen`. */
 static void attention_of_some(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass) {
     const Attention *attention = layer->attention;
     const Rope *rope = decoder->ropes + layer->rope;
-    const int64_t tokens = pass->step->tokens, hidden = decoder->hidden, stride = layer->qkv->outputs;
+    const Step *step = pass->steps + layer->group;
+    const int64_t tokens = step->tokens, hidden = decoder->hidden, stride = layer->qkv->outputs;
     const int32_t kind = decoder->kind;
     const Linear queries = part_of(layer->qkv, 0, keys_at(attention)), others = part_of(layer->qkv, keys_at(attention), stride);
     Attention without_queries = *attention, without_keys = *attention;
@@ -67,7 +69,7 @@ static void attention_of_some(Member *member, const Decoder *decoder, const Laye
     char *keys = (char *)pass->qkv + keys_at(attention) * bytes(kind), *values = (char *)pass->qkv + values_at(attention) * bytes(kind);
     linear(member, &others, pass->normed, hidden, tokens, keys, stride, kind);
     rotate(member, &without_queries, NONE, layer->key, rope, pass->positions, kind, tokens, keys, stride);
-    store(member, attention, pass->step, keys, stride, values, stride);
+    store(member, attention, step, keys, stride, values, stride);
     if (pass->samples == 0)
         return;
     gather(member, pass->normed, pass->sampling, pass->samples, hidden * bytes(kind), pass->asking);
@@ -77,7 +79,7 @@ static void attention_of_some(Member *member, const Decoder *decoder, const Laye
 }
 
 void decode(Member *member, const Decoder *decoder, const Pass *pass) {
-    const int64_t tokens = pass->step->tokens, hidden = decoder->hidden;
+    const int64_t tokens = pass->steps->tokens, hidden = decoder->hidden;
     const int32_t kind = decoder->kind;
     widen(member, pass->embedded, kind, tokens, hidden, pass->residual);
     normalise(member, pass->residual, NULL, NONE, decoder->layers->before_attention, pass->normed, kind, tokens, hidden);

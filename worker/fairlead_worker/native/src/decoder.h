@@ -24,6 +24,7 @@ typedef struct {
     const Attention *attention;
     int32_t rope; /* index of its tables */
     int32_t activation;
+    int32_t group; /* index of its step */
 } Layer;
 
 typedef struct {
@@ -38,7 +39,7 @@ typedef struct {
 /* The data of a step. Q = (heads + kv_heads) * key_dim + kv_heads * value_dim, A = heads * value_dim, I = the MLP's width: the largest of
  * any layer. B = MLP_ROWS or fewer. */
 typedef struct {
-    const Step *step;
+    const Step *steps;        /* one for each group of layers: the same rows, in pages of their own */
     const int64_t *positions; /* [T] */
     const int64_t *sampling; /* [S] tokens whose logits are wanted, in any order */
     int64_t samples;

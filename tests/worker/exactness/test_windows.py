@@ -1,0 +1,147 @@
+"""Models with sliding windows of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tests import models
+from tests.models import save_model
+from tests.worker.exactness.families import MORE
+from tests.worker.exactness.harness import Engine, generate, make_prompts
+from tests.worker.exactness.test_exactness import Case
+
+from fairlead_worker.cache.grouped import GroupedPrefixCache
+from fairlead_worker.execution.batch_invariance import check_invariance
+from fairlead_worker.execution.runner_builder import RunnerBuilder
+from fairlead_worker.model.loader import load_model
+
+WINDOW = 32
+PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma2": ("gemma2", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "gemma3": ("gemma3", {}, "4 groups of layers, of which 3 keep the last 32 tokens"),
+    "gpt_oss": ("gpt_oss", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "mistral": ("mistral", {}, "1 group of layers, which keeps the last 32 tokens"),
+}
+OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest) -> Case:
+    return make_case(request.param)
+
+
+@cache
+def make_case(name: str) -> Case:
+    family, changes, _ = MODELS[name]
+    models.FAMILIES.setdefault("gpt_oss", MORE["gpt_oss"])
+    with TemporaryDirectory() as folder:
+        model = save_model(family, Path(folder), sliding_window=WINDOW, **changes)
+        return Case(name, load_model(folder), PROMPTS, generate(model, PROMPTS))
+
+
+def test_alone(case: Case) -> None:
+    engine = Engine(case.loaded, chunk=0)
+    assert engine.runner.kv_groups == MODELS[case.family][2]
+    assert [engine.serve([prompt], root=i)[0] for i, prompt in enumerate(case.prompts)] == case.expected
+
+
+@pytest.mark.parametrize(
+    ("chunk", "page_size", "backend"), [(16, 16, "auto"), (64, 4, "auto"), (64, 16, "cpu"), (64, 5, "reference")], ids=str
+)
+def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: str) -> None:
+    engine = Engine(case.loaded, chunk, pages=16384 // page_size, page_size=page_size, backend=backend)
+    assert engine.serve(case.prompts) == case.expected
+    warm = engine.serve_counted(case.prompts)
+    assert [tokens for tokens, _ in warm] == case.expected
+    assert [cached for _, cached in warm] == [(len(prompt) - 1) // page_size * page_size for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("settings", [{}, {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}])
+def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
+    """Far too few pages for all: requests are preempted, prefixes lose window pages and all pages, and what is left is reused."""
+    pages = {"mistral": 30, "gemma3": 50}.get(case.family, 60)
+    engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=OPTIMIST | settings)
+    for _ in range(2):
+        assert engine.serve(case.prompts) == case.expected
+    load = engine.scheduler.load()
+    assert load.preemptions and load.evicted_pages > load.pages_total and load.cached_tokens
+    assert not settings or (load.drafts is not None and load.drafts.tokens)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_batch_invariant(family: str) -> None:
+    case = make_case(family)
+    for backend in ("auto", "cpu"):
+        engine = Engine(case.loaded, chunk=64, backend=backend, deterministic=True)
+        check_invariance(engine.runner)
+        assert engine.serve(case.prompts) == case.expected
+
+
+def test_what_cannot_be_in_groups_has_one() -> None:
+    case = make_case("gemma3")
+    chosen = [i for i, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
+    prompts, expected = [case.prompts[i] for i in chosen], [case.expected[i] for i in chosen]
+    tiered = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=250)
+    drafted = Engine(case.loaded, chunk=64, settings={"speculative_method": "draft"}, draft=case.loaded)
+    for engine, reason in (
+        (tiered, "the host tier copies whole pages"),
+        (drafted, "a draft model shares the page tables"),
+    ):
+        assert engine.runner.kv_groups == f"1 group of layers: {reason}"
+        for _ in range(2):
+            assert [engine.serve([prompt])[0] for prompt in prompts] == expected
+    load = tiered.scheduler.load()
+    assert load.host is not None and load.host.loaded
+
+
+def test_a_window_that_no_sequence_exceeds_is_none(tmp_path: Path) -> None:
+    save_model("gemma3", tmp_path, sliding_window=WINDOW)
+    engine = Engine(load_model(str(tmp_path), max_model_len=WINDOW), chunk=0)
+    assert (
+        engine.runner.kv_groups == "1 group of layers: no layer has a window below --max-model-len"
+        and not engine.runner.backend.spec.groups
+    )
+
+
+@pytest.mark.parametrize(("family", "pages"), [("mistral", 130), ("gemma3", 620)])
+def test_a_context_of_32k_holds_what_its_windows_need(family: str, pages: int, tmp_path: Path) -> None:
+    """The pool is smaller than the context: 130 pages are 2,080 tokens, and 620 are 9,920."""
+    window, length, chunk, new = 1024, 32_000, 512, 100
+    save_model(family, tmp_path, sliding_window=window, max_position_embeddings=2 * length)
+    engine = Engine(load_model(str(tmp_path)), chunk, pages=pages)
+    cache, plan_step, worst = engine.scheduler.cache, engine.scheduler.plan, list[float]()
+    assert isinstance(cache, GroupedPrefixCache)
+    groups = cache.groups
+
+    def plan() -> Any:
+        step = plan_step()
+        for row in step.rows:
+            held = cache.pool.total - cache.pool.free - cache.evictable
+            full = -(-(length if row.count > 1 else row.end) // 16)  # a prompt has all pages of this group from its beginning
+            windows = -(-(min(row.end, window + row.count)) // 16)
+            worst.append(held / (full * groups.full + windows * groups.windowed))
+        return step
+
+    engine.scheduler.plan = plan  # type: ignore[method-assign]
+    prompt = [2 + 7 * place % 500 for place in range(length)]
+    [(tokens, cached)] = engine.serve_counted([prompt], max_tokens=new)
+    assert len(tokens) == new and cached == 0 and len(worst) >= length // chunk + new - 1
+    assert max(worst) <= 1.1, f"{max(worst)} times what the windows need"
+    assert engine.scheduler.load().preemptions == 0
+    [(again, cached)] = engine.serve_counted([prompt], max_tokens=new)
+    assert again == tokens and cached > length - 20, "and the next turn continues where this one ended"
+
+
+def test_memory_has_room_for_more_streams(tmp_path: Path) -> None:
+    """Streams of 4,000 tokens in 64 MiB, with groups and, because of a host tier, without."""
+    save_model("gemma3", tmp_path, sliding_window=WINDOW)
+    loaded = load_model(str(tmp_path))
+    grouped, whole = (
+        RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=64 << 20, host_kv_cache_bytes=host).build() for host in (0, 1)
+    )
+    assert grouped.backend.pages == 4 * whole.backend.pages and whole.backend.spec.num_groups == 1
+    streams = grouped.backend.pages // (250 + 3 * 3), whole.backend.pages // 250
+    assert streams[0] > 3.8 * streams[1]

@@ -1,0 +1,65 @@
+"""Groups of layers with pages of their own: which layers of a model share a page, and a step over several groups.
+
+Pages of all groups come from one pool, so they have one size: each group has as many layers as the layers that read all tokens, the last
+one perhaps fewer (vLLM's rule too). A storage place is then shared by one layer of each group.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from fairlead_worker.cache.groups import CacheGroups
+from fairlead_worker.kernels.base import GroupPages, KVSpec, LayerSpec, PackedStep, StepContext
+
+WASTE = 1.2
+"""Most storage places for each layer: a group may have fewer layers than its pages have places. Gemma 3 needs 1.00 (12B) to 1.13 (27B)."""
+
+
+def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple[int, ...], str]:
+    """Return the group of each layer, and () and the reason if all layers share their pages.
+
+    A window that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one reads.
+    """
+    windowed = [layer.window is not None and layer.window < max_model_len for layer in layers]
+    full = windowed.count(False)
+    if full == len(layers):
+        return (), "no layer has a window below --max-model-len"
+    if len({(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) > 1:
+        return (), "its layers have keys and values of several sizes"
+    if not full:
+        return (0,) * len(layers), ""
+    groups = 1 + -(-(len(layers) - full) // full)
+    if groups * full > WASTE * len(layers):
+        return (), f"{full} layers read all tokens and {len(layers) - full} a window, which do not fit into pages of one size"
+    before = [sum(windowed[:place]) for place in range(len(layers))]
+    return tuple(1 + before[place] // full if has_window else 0 for place, has_window in enumerate(windowed)), ""
+
+
+def cache_groups(spec: KVSpec, max_model_len: int) -> CacheGroups | None:
+    """Return what the prefix cache must know of the groups; None: one page holds all layers."""
+    if not spec.groups:
+        return None
+    windows = [layer.window for layer in spec.layers if layer.window is not None and layer.window < max_model_len]
+    full = int(len(windows) < len(spec.layers))
+    return CacheGroups(full, spec.num_groups - full, max(windows))
+
+
+def spread(step: PackedStep, spec: KVSpec) -> PackedStep:
+    """Return `step`, whose page tables are of whole pages, with pages of its own for each group: `num_groups` for each whole page."""
+    if not spec.groups:
+        return step
+    count, size = spec.num_groups, spec.page_size
+    pages, offsets = step.slots // size, step.slots % size
+    first, *others = (GroupPages((pages * count + group) * size + offsets, step.page_indices * count + group) for group in range(count))
+    return step.with_pages(first, others)
+
+
+class GroupedStep:
+    """One planned step over several groups: a step of the same backend for each. Implements `StepContext`."""
+
+    def __init__(self, groups: Sequence[int], steps: Sequence[StepContext]) -> None:
+        """`groups`: of each layer."""
+        self._groups, self._steps = groups, steps
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return self._steps[self._groups[layer]].attend(layer, query, key, value)
