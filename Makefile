@@ -96,13 +96,13 @@ format: install ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 e2e: install ## end-to-end tests on a real Kubernetes with real clients (needs root on Debian, a KUBECONFIG, or kind)
-	$(BIN)/pytest -q e2e -m "not long and not engines" --timeout 1800
+	$(BIN)/pytest -q e2e -m "not long and not engines" --timeout 3600
 
 e2e-long: install ## the longer end-to-end tests: canaries, faults of the control plane, a lost node, monitoring (needs what e2e needs)
-	$(BIN)/pytest -q e2e -m long --timeout 1800
+	$(BIN)/pytest -q e2e -m long --timeout 3600
 
 e2e-engines: install ## end-to-end tests with vLLM as the engine (root on Debian; 6 GB for vLLM's CPU build, from the cache after the first run)
-	$(BIN)/pytest -q e2e -m engines --timeout 1800
+	$(BIN)/pytest -q e2e -m engines --timeout 3600
 
 soak: install ## a service under load with one fault a minute, on a real Kubernetes as for e2e; reports failed requests and memory (MINUTES=30 SEED=1)
 	$(BIN)/python -m e2e.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
