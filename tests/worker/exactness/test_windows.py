@@ -6,9 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from tests import models
 from tests.models import save_model
-from tests.worker.exactness.families import MORE
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.exactness.test_exactness import Case
 
@@ -36,7 +34,6 @@ def case(request: pytest.FixtureRequest) -> Case:
 @cache
 def make_case(name: str) -> Case:
     family, changes, _ = MODELS[name]
-    models.FAMILIES.setdefault("gpt_oss", MORE["gpt_oss"])
     with TemporaryDirectory() as folder:
         model = save_model(family, Path(folder), sliding_window=WINDOW, **changes)
         return Case(name, load_model(folder), PROMPTS, generate(model, PROMPTS))
