@@ -193,7 +193,7 @@ class RunnerBuilder:
         """Return the pages of the KV that `room` bytes hold; without a measurement, those of a share of the free memory."""
         page_bytes = self._spec.page_bytes + (0 if self._draft_spec is None else self._draft_spec.page_bytes)
         units = self._spec.num_groups  # `kv_pages` are pages of all layers
-        room = room if self._step_tokens else room or kv_budget(self.loaded.device, self.loaded.ranks)
+        room = room if self._step_tokens or self.kv_pages else room or kv_budget(self.loaded.device, self.loaded.ranks)
         pages = self.kv_pages * units or room // page_bytes
         if self.group is not None:
             pages = self.group.least(pages)
