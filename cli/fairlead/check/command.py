@@ -152,7 +152,7 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
     if report.step_bytes:
         yield "largest step", f"{_gib(report.step_bytes)}{each}, {report.step_tokens} tokens"
     if report.kv_bytes_per_token:
-        yield "KV", f"{report.kv_bytes_per_token} bytes a token{each}, {report.kv_dtype}"
+        yield "KV", f"{report.kv_bytes_per_token} bytes a token{each}, {report.kv_dtype}; {report.kv_groups}"
     if report.kv_bytes:
         yield "KV cache", f"{_gib(report.kv_bytes)}{each}: {report.kv_tokens} tokens"
         yield "requests", f"{report.streams} of {report.context} tokens at once; the longest has {report.max_model_len}"

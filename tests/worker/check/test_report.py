@@ -73,11 +73,13 @@ def check_against_a_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, total:
     runner = build_runner(config, loaded)
     spec = runner.backend.spec
     assert (report.path == "native decoder") == isinstance(runner.forward, NativeForward), report.path_reason
-    assert (report.attention, report.kv_bytes_per_token) == (runner.backend.name, spec.page_bytes // spec.page_size)
+    assert (report.attention, report.kv_bytes_per_token) == (runner.backend.name, spec.num_groups * spec.page_bytes // spec.page_size)
+    assert report.kv_groups == runner.kv_groups
     assert report.weight_bytes == pytest.approx(held, rel=0.02)
     assert report.kv_bytes == pytest.approx(runner.backend.pages * spec.page_bytes, rel=0.1)
     assert report.max_model_len == loaded.max_model_len and report.dtype == str(loaded.dtype).removeprefix("torch.")
-    assert report.streams == min(config.max_num_seqs, report.kv_tokens // -(-(report.context - 1) // 16 * 16))
+    whole = report.kv_tokens // -(-(report.context - 1) // 16 * 16)
+    assert report.streams == min(config.max_num_seqs, whole) if spec.num_groups == 1 else report.streams > whole
     gc.collect()
     return report, runner
 

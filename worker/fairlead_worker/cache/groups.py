@@ -21,3 +21,8 @@ class CacheGroups:
     @property
     def count(self) -> int:
         return self.full + self.windowed
+
+    def pages(self, pages: int, page_size: int, chunk_pages: int = 0) -> int:
+        """Return the most pages, of all groups, that a request of `pages` pages holds at once. chunk_pages: of prompt that it computes."""
+        window = min(pages, -(-self.window // page_size) + 1 + chunk_pages)
+        return pages * self.full + window * self.windowed

@@ -16,6 +16,7 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.execution.memory import free_memory, host_kv_budget
 from fairlead_worker.execution.sizing import profile_memory
 from fairlead_worker.kernels.base import KVSpec
+from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import choose_backend
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_bytes
 from fairlead_worker.model.catalog import SERVED
@@ -70,6 +71,8 @@ class Report:
     """What the largest step takes on a GPU."""
     step_tokens: int = 0
     kv_dtype: str = ""
+    kv_groups: str = ""
+    """How layers share KV pages."""
     kv_bytes_per_token: int = 0
     kv_bytes: int = 0
     kv_tokens: int = 0
@@ -153,6 +156,9 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
     attention, why = choose_backend(spec, has_flashinfer=True)
     if config.attention_backend not in ("auto", attention):
         attention, why = config.attention_backend, "--attention-backend"
+    drafts = config.speculative_config is not None and bool(config.speculative_config.model)
+    groups, one = choose_groups(spec, plan.max_model_len, attention, drafts, config.host_kv_cache_bytes > 0)
+    spec = replace(spec, groups=groups)
     report = replace(
         report,
         mechanisms=describe_mechanisms(plan.config, skeleton.layers),
@@ -161,7 +167,8 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
         dtype=_name(plan.dtype),
         quantization=kept.description if plan.gguf is None else "gguf",
         kv_dtype=_name(spec.kv_dtype),
-        kv_bytes_per_token=spec.page_bytes // config.page_size,
+        kv_groups=describe_groups(cache_groups(spec, plan.max_model_len), one),
+        kv_bytes_per_token=spec.num_groups * spec.page_bytes // config.page_size,
     )
     if config.kv_cache_dtype == "fp8" and gpu is None:
         raise ModelLoadError(config.model, "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or give --gpu")
@@ -256,16 +263,19 @@ def _fit_device(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: 
 
 def _fill(report: Report, config: WorkerConfig, spec: KVSpec, room: int) -> Report:
     """Return the report with pages in `room` bytes, and the requests that these hold."""
-    pages = config.kv_pages or spec.pages_for(room)
-    each = max(1, -(-(report.context - 1) // config.page_size))  # the last token's KV is never needed
+    pages = config.kv_pages * spec.num_groups or spec.pages_for(room)
+    longest = max(1, -(-(report.context - 1) // config.page_size))  # the last token's KV is never needed
+    chunk = -(-config.chunked_prefill_size // config.page_size) if config.chunked_prefill_size > 0 else longest
+    groups = cache_groups(spec, report.max_model_len)
+    each, first = (longest, longest) if groups is None else (groups.pages(longest, config.page_size, more) for more in (0, chunk))
     report = replace(
         report,
         kv_bytes=pages * spec.page_bytes,
-        kv_tokens=pages * config.page_size,
-        streams=min(config.max_num_seqs, pages // each),
+        kv_tokens=pages // spec.num_groups * config.page_size,
+        streams=max(0, min(config.max_num_seqs, 1 + (pages - first) // each)),  # one of them computes its prompt
     )
     if not report.streams:
-        needed = each * spec.page_bytes
+        needed = first * spec.page_bytes
         return replace(
             report,
             problem=f"a request of {report.context} tokens needs {_gib(needed)} of KV, and {_gib(pages * spec.page_bytes)} are left, for "

@@ -4,7 +4,6 @@ import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for, unsupported_reason
 from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.draft import Drafter
@@ -17,7 +16,7 @@ from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, m
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
-from fairlead_worker.kernels.groups import cache_groups, group_layers
+from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import backend_name, make_backend
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
@@ -100,7 +99,9 @@ class RunnerBuilder:
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
         self._spec = KVSpec(loaded.layers, self.page_size, loaded.dtype, loaded.device, loaded.kv_scales)
-        groups, self._why_one_group = self._group_layers()
+        groups, self._why_one_group = choose_groups(
+            self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None, self.host_kv_cache_bytes > 0
+        )
         self._spec = replace(self._spec, groups=groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)
@@ -123,17 +124,6 @@ class RunnerBuilder:
         runner = self._allocate(self._count_pages(room))
         self._record(runner)
         return runner
-
-    def _group_layers(self) -> tuple[tuple[int, ...], str]:
-        """Return the group of each layer; () and the reason if each page holds all layers."""
-        reasons = {
-            "FlashInfer's plans and CUDA graphs take one page table": backend_name(self.backend, self._spec) == "flashinfer",
-            "a draft model shares the page tables": self.draft is not None,
-            "the host tier copies whole pages": self.host_kv_cache_bytes > 0,
-        }
-        if found := [reason for reason, applies in reasons.items() if applies]:
-            return (), found[0]
-        return group_layers(self.loaded.layers, self.loaded.max_model_len)
 
     # Memory
 
@@ -224,7 +214,7 @@ class RunnerBuilder:
             adapters=self.adapters,
             grammars=self.grammars,
         )
-        runner.kv_groups = _describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
+        runner.kv_groups = describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
         runner.step_tokens = self._step_tokens
         if isinstance(backend, FlashInferBackend):
             runner.filters = make_device_filters(self.loaded.device)
@@ -286,11 +276,3 @@ class RunnerBuilder:
             progress("compile", 0)
             backend.prepare()
         return backend
-
-
-def _describe_groups(groups: CacheGroups | None, why_one: str) -> str:
-    if groups is None:
-        return f"1 group of layers: {why_one}"
-    if groups.count == 1:
-        return f"1 group of layers, which keeps the last {groups.window} tokens"
-    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"

@@ -35,6 +35,27 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple
     return tuple(1 + before[place] // full if has_window else 0 for place, has_window in enumerate(windowed)), ""
 
 
+def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool, has_host_tier: bool) -> tuple[tuple[int, ...], str]:
+    """Return the same for layers that the attention `backend` serves, with these settings."""
+    reasons = {
+        "FlashInfer's plans and CUDA graphs take one page table": backend == "flashinfer",
+        "a draft model shares the page tables": has_draft,
+        "the host tier copies whole pages": has_host_tier,
+    }
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        return (), found[0]
+    return group_layers(spec.layers, max_model_len)
+
+
+def describe_groups(groups: CacheGroups | None, why_one: str) -> str:
+    """Return how many groups there are, and what for; of one group, why."""
+    if groups is None:
+        return f"1 group of layers: {why_one}"
+    if groups.count == 1:
+        return f"1 group of layers, which keeps the last {groups.window} tokens"
+    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"
+
+
 def cache_groups(spec: KVSpec, max_model_len: int) -> CacheGroups | None:
     """Return what the prefix cache must know of the groups; None: one page holds all layers."""
     if not spec.groups:
