@@ -72,10 +72,11 @@ class ChatRenderer:
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
         budget = ArgumentBudget()
-        questions = [at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"]
+        asked = [at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"]
+        last_question = asked[-1] if asked else 0
         normal = []
         for at, message in enumerate(complete_calls(messages, forms.names_results)):
-            is_old = isinstance(message, dict) and (message.get("role") == "tool" or at < max(questions, default=0))
+            is_old = isinstance(message, dict) and (message.get("role") == "tool" or at < last_question)
             message = {**message, "content": replace_media(message.get("content"))} if is_old else message
             normal += self._normalize_message(message, f"messages[{at}]", forms, budget)
         if continue_final_message:

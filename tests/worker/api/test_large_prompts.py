@@ -22,17 +22,25 @@ async def test_a_client_that_leaves_does_not_free_the_turn_of_its_thread() -> No
         order.append(f"{name} done")
         return name
 
-    left = asyncio.create_task(worker.encode(lambda: encoding("left"), LARGE + 1))
+    left = asyncio.create_task(worker.encode(lambda: encoding("left"), LARGE + 1, "a"))
     await begun.wait()
-    gave_up = asyncio.create_task(worker.encode(lambda: encoding("gave up"), LARGE + 1))
-    stays = asyncio.create_task(worker.encode(lambda: encoding("stays"), LARGE + 1))
+    gave_up = asyncio.create_task(worker.encode(lambda: encoding("gave up"), LARGE + 1, "a"))
+    stays = asyncio.create_task(worker.encode(lambda: encoding("stays"), LARGE + 1, "a"))
     for task in (left, gave_up):
         await asyncio.sleep(0)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    assert await worker.encode(lambda: "short", LARGE) == "short"  # in its own thread, beside them
+    assert await worker.encode(lambda: "short", LARGE, "a") == "short"  # in its own thread, beside them
     assert order == ["left"]
     go_on.set()
     assert await stays == "stays"
     assert order == ["left", "left done", "stays", "stays done"]
+
+
+async def test_tenants_take_turns() -> None:
+    worker = Worker(WorkerConfig(model="file:///none"), MagicMock(), MagicMock(), "here:1")
+    order: list[str] = []
+    sent = [("a", "first"), ("a", "second"), ("a", "third"), ("b", "other")]
+    await asyncio.gather(*(worker.encode(lambda name=name: order.append(name), LARGE + 1, tenant) for tenant, name in sent))
+    assert order.index("other") < order.index("third")

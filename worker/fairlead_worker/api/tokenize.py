@@ -53,12 +53,14 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
     request, most = parse(body, TokenizeRequest), worker.max_countable_tokens
     worker.check_model(request.model)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
-    encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, read_origin(context, None).salt
+    encoder, prompt, messages, origin = worker.encoder, request.prompt, request.messages, read_origin(context, None)
     continue_final = bool(request.continue_final_message)
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
-        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt, most), len(body))
+        tokens = await worker.encode(
+            lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, origin.salt, most), len(body), origin.tenant
+        )
     else:
         tokens = await worker.encode(
             lambda: encoder.encode_chat(
@@ -67,24 +69,27 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
                 add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
                 continue_final_message=continue_final,
                 template_kwargs=request.chat_template_kwargs,
-                scope=salt,
+                scope=origin.salt,
                 template=request.chat_template,
                 add_special_tokens=bool(request.add_special_tokens),
                 max_tokens=most,
             ),
             len(body),
+            origin.tenant,
         )
 
     def document() -> bytes:
         texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
         return msgspec.json.encode(Tokens(len(tokens), worker.max_model_len, tokens.tolist(), texts))
 
-    await context.respond(200, await worker.encode(document, len(tokens)))
+    await context.respond(200, await worker.encode(document, len(tokens), origin.tenant))
 
 
 async def detokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest, worker.max_model_len)
     worker.check_model(request.model)
-    text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
+    text = await worker.encode(
+        lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens), context.tenant
+    )
     await context.respond_json(Prompt(text))

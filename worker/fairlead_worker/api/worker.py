@@ -76,7 +76,7 @@ class Worker:
         self.system_fingerprint: str | None = None
         """OpenAI's `system_fingerprint`: answers of equal requests may differ where it differs."""
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
-        self._large_encoding = asyncio.Lock()
+        self._large_encodings = FairSlots(1)
         self.large_answers = FairSlots(1)
         """Turns of tenants to format log-probabilities: the event loop waits up to five milliseconds for each thread that computes."""
         self.large_bodies = FairSlots(1)
@@ -199,32 +199,22 @@ class Worker:
         served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
         raise ApiError(404, f"the model {quote(name)} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
-    async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
+    async def encode(self, encode: Callable[[], Encoded], size: int, tenant: str) -> Encoded:
         """Run an encoding of about `size` characters or tokens, in a thread if it is long. Raise ApiError 400 for a PromptError.
 
-        Large encodings run one at a time: each briefly needs 170 times its size in memory, and there may be as many threads as cores.
+        Large encodings run one at a time, in turn by tenant: each briefly needs 170 times its size in memory, and there may be as many
+        threads as cores.
         """
         try:
             if size <= INLINE_ENCODE_SIZE:
                 return encode()
             if size <= LARGE:
                 return await asyncio.to_thread(encode)
-            await self._large_encoding.acquire()
-            encoding = asyncio.ensure_future(asyncio.to_thread(encode))
-            encoding.add_done_callback(self._release_large_encoding)
-            # The client may disconnect while the thread continues. The lock is held until the thread ends.
-            return await asyncio.shield(encoding)
+            return await self._large_encodings.run(tenant, lambda _: asyncio.ensure_future(asyncio.to_thread(encode)), _trim_heap)
         except PromptTooLong as error:
             raise too_long(too_many_tokens(error.min_tokens), error.max_tokens, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
-
-    def _release_large_encoding(self, encoding: "asyncio.Future[Encoded]") -> None:
-        """Return the memory of a large encoding to the system and release the lock."""
-        if not encoding.cancelled():
-            encoding.exception()  # marks the exception as retrieved; a waiting request has received it
-        asyncio.get_running_loop().run_in_executor(None, trim_heap)
-        self._large_encoding.release()
 
     async def gzipped_prompt_format(self) -> bytes:
         """Return the prompt format under gzip: a tokenizer of 17 MB becomes 4 MB. The first request compresses it, in a thread."""
@@ -262,3 +252,8 @@ class Worker:
         if self._model is None:
             raise unavailable("the model is not loaded yet")
         return self._model
+
+
+def _trim_heap(_: int) -> None:
+    """Return the memory of a large encoding to the system."""
+    asyncio.get_running_loop().run_in_executor(None, trim_heap)

@@ -27,7 +27,7 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, check_generates, prepare, resolve_sampling
-from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
+from fairlead_worker.api.generation.sampling import RequestOrigin, SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.output.custom_input import CustomInput, read_input
@@ -173,7 +173,7 @@ async def check_chat(
     tool_use = parse_tool_use(request)
     is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
-    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin.salt, size, most)
+    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
@@ -210,11 +210,13 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
     return len(prompt)
 
 
-async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int) -> "array[int]":
+async def encode_messages(worker: Worker, request: ChatRequest, origin: RequestOrigin, size: int, most: int) -> "array[int]":
     """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    return await worker.encode(lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=salt, max_tokens=most), size)
+    return await worker.encode(
+        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, origin.tenant
+    )
 
 
 def _echo(request: ChatRequest) -> str:

@@ -133,4 +133,4 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
     def encode(text: "str | list[int]") -> "array[int]":
         return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.origin.salt, most)
 
-    return await worker.encode(lambda: [encode(text) for text in texts], sum(map(len, texts)))
+    return await worker.encode(lambda: [encode(text) for text in texts], sum(map(len, texts)), sampling_request.origin.tenant)

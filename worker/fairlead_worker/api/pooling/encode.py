@@ -100,7 +100,9 @@ async def compute(
     origin = read_origin(context, request.cache_salt, request.priority, request.user)
     size = sum(len(text) for _, text in texts)
     firsts: dict[str, array[int]] = {}
-    encoded = await worker.encode(lambda: [_tokens(worker, request, name, text, origin.salt, firsts) for name, text in texts], size)
+    encoded = await worker.encode(
+        lambda: [_tokens(worker, request, name, text, origin.salt, firsts) for name, text in texts], size, origin.tenant
+    )
     with worker.adapters.use(model) as adapter:
         root = worker.root_of(adapter.digest if adapter else "", origin.salt)
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
