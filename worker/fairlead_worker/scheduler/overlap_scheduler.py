@@ -8,13 +8,13 @@ Its pages become free when that step ends (`DeferredFrees`). All steps run in or
 steps before it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from fairlead_worker.ipc.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import Output, TokenLogprobs
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
-from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.request import Request, lease_of
 from fairlead_worker.scheduler.scheduler import Scheduler
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 
@@ -84,10 +84,8 @@ class OverlapScheduler:
         scheduler.begin_advance(plan, result)
 
         def reconcile_row(row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> None:
-            scheduler.advance_row(row, tokens, logprobs, result.endings, outputs.full)
-            if not tokens and row.request.finish is None:
-                scheduler.batch.retry(row.request)
-                self._without_token.add(row.request)
+            if row.request.finish is None:  # else it was aborted during its step
+                self._reconcile_row(row.request, tokens, logprobs, result.endings, outputs.full)
 
         scheduler.batch.read_tokens(awaited, result, outputs, reconcile_row, scheduler.publish)
         scheduler.record_step(plan, result, outputs)
@@ -99,17 +97,39 @@ class OverlapScheduler:
         return self._scheduler.advance(plan, result)
 
     def _advance_unread_row(self, row: Row) -> None:
-        request, scheduler = row.request, self._scheduler
+        request, scheduler, end = row.request, self._scheduler, row.end
         if request.finish is not None or request in self._without_token:
             return
         # The last position of a sampling row is computed again if its token is late. Sharing it would show other requests two writes.
-        request.computed = row.end - row.samples
-        scheduler.publish(request)
+        scheduler.cache.publish(lease_of(request), request.tokens, end - 1 if row.samples else end)
+        request.computed = end
         if not row.samples:
             return
-        request.computed, request.unread = row.end, 1
+        request.unread = 1
         scheduler.reserve.consume(1)
         if request.length < request.length_limit:
             scheduler.batch.set_next(request)
         else:
             scheduler.batch.remove(request)
+
+    def _reconcile_row(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        endings: Mapping[str, str],
+        outputs: list[Output],
+    ) -> None:
+        scheduler, end_reason = self._scheduler, endings.get(request.id)
+        scheduler.batch.forget_unread(request)
+        if tokens or end_reason is not None:
+            outputs.append(scheduler.take_tokens(request, tokens, logprobs, end_reason))
+        if not tokens:
+            request.computed -= 1
+        if request.finish is not None:
+            scheduler.finish(request)
+        elif not tokens:
+            scheduler.batch.retry(request)
+            self._without_token.add(request)
+        elif request.computed % scheduler.cache.block_tokens == 0:
+            scheduler.publish(request)

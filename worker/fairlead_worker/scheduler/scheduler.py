@@ -163,7 +163,7 @@ class Scheduler:
         outputs = StepOutputs()
 
         def advance_row(row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> None:
-            self.advance_row(row, tokens, logprobs, result.endings, outputs.full)
+            self._advance_row(row, tokens, logprobs, outputs.full, result.endings)
 
         rows = plan.rows
         if plan.samples < len(rows):
@@ -185,28 +185,22 @@ class Scheduler:
             if row.request.pool is not None and row.request.id in result.pooled:
                 row.request.pool.add(result.pooled[row.request.id], row.end)
 
-    # Parts of `advance`, also for steps launched ahead
-
-    def advance_row(
+    def _advance_row(
         self,
         row: Row,
         tokens: Sequence[int],
         logprobs: tuple[TokenLogprobs, ...],
-        endings: Mapping[str, str],
         outputs: list[Output],
+        endings: Mapping[str, str],
     ) -> None:
-        """Apply what one row did to its request. Without a token, a row that samples computes its last position again."""
         request = row.request
         if request.finish is not None:  # aborted during its step
             return
         self.batch.forget_unread(request)
         if row.samples:
-            end_reason = endings.get(request.id)
+            end_reason = endings.get(request.id) if endings else None
             if tokens or end_reason is not None:
-                before = len(request.tokens)
-                outputs.append(append_tokens(request, tokens, logprobs, end_reason))
-                self.reserve.consume(len(request.tokens) - before)
-                self.stats.output_tokens += len(request.tokens) - before
+                outputs.append(self.take_tokens(request, tokens, logprobs, end_reason))
             if self.speculation is not None and request in self.batch:
                 self.speculation.finish_row(row)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
@@ -222,6 +216,8 @@ class Scheduler:
         if row.samples:
             self.batch.set_next(request)
 
+    # Parts of `advance`, also for steps launched ahead
+
     def begin_advance(self, plan: StepPlan, result: StepResult) -> None:
         """Free the pages that waited for this plan. The rows whose grammar ends take the slow path."""
         if result.endings:
@@ -229,6 +225,14 @@ class Scheduler:
                 if name in self._requests:
                     self._requests[name].fast_until = 0
         self.deferred_frees.finish_plan(plan.number)
+
+    def take_tokens(self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None) -> Output:
+        """Append sampled tokens until one ends the request, and count them."""
+        before = len(request.tokens)
+        output = append_tokens(request, tokens, logprobs, end_reason)
+        self.reserve.consume(len(request.tokens) - before)
+        self.stats.output_tokens += len(request.tokens) - before
+        return output
 
     def publish(self, request: Request) -> None:
         """Publish the computed pages of a request to the prefix cache.
