@@ -146,6 +146,7 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         select_best=lambda: [0],
         usage=lambda: USAGE,
         count_cached_tokens=lambda: (0, 0),
+        count_shown_tokens=lambda: 0,
     )
     shape = SimpleNamespace(
         id="id",
