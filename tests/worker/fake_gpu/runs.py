@@ -28,7 +28,7 @@ ALL = FAMILIES | {
 PAGES, PAGE = 64, 16
 LONG = {"short_factor": [1 + place / 10 for place in range(32)], "long_factor": [2 + place / 2 for place in range(32)]}
 SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 256},
+    "gpt2": {"n_embd": 256, "hidden_size": 256},
     "opt": {"hidden_size": 256, "word_embed_proj_dim": 256},
     "longrope": {"hidden_size": 256, "rope_parameters": ALL["longrope"][1]["rope_parameters"] | LONG},
     "deepseek_v3": {},

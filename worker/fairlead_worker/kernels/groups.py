@@ -38,7 +38,7 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple
 def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool, has_host_tier: bool) -> tuple[tuple[int, ...], str]:
     """Return the same for layers that the attention `backend` serves, with these settings."""
     reasons = {
-        "FlashInfer's plans and CUDA graphs take one page table": backend == "flashinfer",
+        "plans and CUDA graphs of a GPU take one page table": backend == "flashinfer" or spec.device.type != "cpu",
         "a draft model shares the page tables": has_draft,
         "the host tier copies whole pages": has_host_tier,
     }
