@@ -1,7 +1,7 @@
 """Time of a model step on CPU (decode of 8 rows, prefill of 256 tokens) with four implementations.
 
-`reference` is the plain model. `cpu` has fused projections and weights packed for oneDNN, all in torch. `modules` uses the native linear
-layers and attention, called by the model's own modules. `native` runs a step in one native call, as in serving.
+`reference` is the plain model. `cpu` has fused projections and weights packed for oneDNN, all in torch. `layers` uses the native linear
+layers and attention, called by the layers in torch. `native` runs a step in one native call, as in serving.
 
 The model is Qwen3-shaped with random weights: 90M parameters (12 layers of 768) or 500M (24 of 1,024, with a vocabulary of 32,768). The
 implementations alternate, so that a busy machine slows all of them; ratios are of medians. Figures are CPU time of one thread unless
@@ -26,6 +26,7 @@ from bench.common.report import make_parser, write_report
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
@@ -57,8 +58,8 @@ def save(shape: str, folder: str) -> None:
 
 
 def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
-    """Return the four implementations by name. `modules` and `native` share their weights."""
-    with patch.object(loader, "fuse_projections"), patch.object(loader, "pack_linears"):
+    """Return the four implementations by name. `layers` and `native` share their weights."""
+    with patch.object(Decoder, "stack"), patch.object(loader, "pack_linears"):
         plain = loader.load_model(folder, dtype=dtype)
     with patch.object(packed, "native", return_value=None):
         onednn = loader.load_model(folder, dtype=dtype)
@@ -67,7 +68,7 @@ def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
     return {
         "reference": RunnerBuilder(loaded=plain, page_size=PAGE, kv_pages=pages, backend="reference").build(),
         "cpu": RunnerBuilder(loaded=onednn, page_size=PAGE, kv_pages=pages, backend="cpu").build(),
-        "modules": RunnerBuilder(loaded=served, page_size=PAGE, kv_pages=pages, backend="native", native_decoder=False).build(),
+        "layers": RunnerBuilder(loaded=served, page_size=PAGE, kv_pages=pages, backend="native", native_decoder=False).build(),
         "native": RunnerBuilder(loaded=served, page_size=PAGE, kv_pages=pages, backend="native").build(),
     }
 
@@ -155,7 +156,7 @@ def report(results: dict[str, float], shape: str, threads: int) -> None:
     for (dtype, kind), target in TARGETS.items():
         if f"{dtype}_{kind}_ratio" not in results:
             continue
-        for side in ("reference", "cpu", "modules", "native"):
+        for side in ("reference", "cpu", "layers", "native"):
             milliseconds = results[f"{dtype}_{kind}_{side}_ms"]
             rate = (ROWS if kind == "decode" else PROMPT) / milliseconds * 1e3
             print(f"{dtype:9} {kind:8} {side:10} {milliseconds:8.1f} ms {rate:8.0f} tok/s")

@@ -10,7 +10,8 @@ from tests.worker.exactness.harness import Counted, Engine
 
 from bench.quality.scores import BLOCK_LOGITS, Scores
 from fairlead_worker.execution import forward as forwards
-from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward
+from fairlead_worker.execution.forward import Forward, HiddenStates
+from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.model.loader import LoadedModel
@@ -93,7 +94,7 @@ def submit(engine: Engine, prompt: list[int], prompt_logprobs: int | None = None
 
 
 def make_engine(loaded: LoadedModel, tokens: int, chunk: int = 0, backend: str = "auto", host_tokens: int = 0) -> tuple[Engine, str]:
-    """Return an engine with KV for `tokens`, and the path that its steps take: native, or modules with the reason."""
+    """Return an engine with KV for `tokens`, and the path that its steps take: native, or layers with the reason."""
     reasons = _Messages()
     log = logging.getLogger(forwards.__name__)
     log.addHandler(reasons)
@@ -103,11 +104,11 @@ def make_engine(loaded: LoadedModel, tokens: int, chunk: int = 0, backend: str =
         log.removeHandler(reasons)
     chosen = engine.runner.forward
     assert isinstance(chosen, Counted)
-    return engine, f"modules{reasons.last}" if isinstance(chosen.inner, ModuleForward) else "native"
+    return engine, "native" if isinstance(chosen.inner, NativeForward) else f"layers{reasons.last}"
 
 
 class _Messages(logging.Handler):
-    """Remembers why a model runs module by module."""
+    """Remembers why a model runs layer by layer."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

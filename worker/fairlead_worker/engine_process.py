@@ -147,7 +147,6 @@ def build(
     from fairlead_worker.cache.grouped import make_cache
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.engine.warmup import warm_up
-    from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.kernels.groups import cache_groups
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
@@ -230,7 +229,7 @@ def build(
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
-        native_decoder=isinstance(runner.forward, NativeForward),
+        decoder=runner.path,
         kv_groups=runner.kv_groups,
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from fairlead_worker.model.fuse import Slice
+from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.lowbit.experts import FOUR_BITS, MX_GROUP, ExpertWeights, Scales
 from fairlead_worker.model.lowbit.linear import Fp8Linear, LowBitLinear
 from fairlead_worker.model.lowbit.rows import GROUP
@@ -98,9 +98,10 @@ def narrow_layers(model: PreTrainedModel) -> dict[str, Narrow]:
     """Those whose weight is in few bits; of a stack, each part by its own name."""
     ordinary, found = (torch.Tensor, nn.Parameter), dict[str, Narrow]()
     for path, part in model.named_modules():
-        if isinstance(part, Slice) and isinstance(stacked := part.stack.linear, LowBitLinear):
-            begin = sum(part.stack.sizes[: part.part])
-            found[path] = stacked.part(begin, begin + part.out_features)
+        if isinstance(part, Projections) and isinstance(part.whole, Stack) and isinstance(stacked := part.whole.linear, LowBitLinear):
+            ends = list(accumulate(part.whole.sizes))
+            for name, begin, end in zip(part.PARTS, [0, *ends], ends, strict=False):
+                found[f"{path}.{name}"] = stacked.part(begin, end)
         elif (isinstance(part, LowBitLinear) and not path.endswith("_proj.linear")) or (
             isinstance(part, nn.Linear) and type(part.weight) not in ordinary
         ):

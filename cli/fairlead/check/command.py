@@ -143,7 +143,10 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
         yield "model", ", ".join(filter(None, (report.model_type, report.mechanisms)))
         yield "dtype", f"{report.dtype}; quantization: {report.quantization}"
     if report.path:
-        yield "path", report.path + (f" ({report.path_reason})" if report.path_reason else "")
+        yield (
+            "path",
+            report.path + ("" if report.generates else ", embeddings only") + (f" ({report.path_reason})" if report.path_reason else ""),
+        )
         yield "attention", report.attention + (f" ({report.attention_reason})" if report.attention_reason else "")
     if report.weight_bytes:
         yield "weights", _gib(report.weight_bytes) + each

@@ -23,7 +23,6 @@ from fairlead_worker.check.report import Report, check_model
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.execution import memory
-from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.registry import choose_backend
@@ -72,7 +71,7 @@ def check_against_a_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, total:
     left.append(total - report.process_bytes - held)
     runner = build_runner(config, loaded)
     spec = runner.backend.spec
-    assert (report.path == "native decoder") == isinstance(runner.forward, NativeForward), report.path_reason
+    assert report.path == runner.path, report.path_reason
     assert (report.attention, report.kv_bytes_per_token) == (runner.backend.name, spec.num_groups * spec.page_bytes // spec.page_size)
     assert report.kv_groups == runner.kv_groups
     assert report.weight_bytes == pytest.approx(held, rel=0.02)
@@ -92,7 +91,7 @@ def check_against_a_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, total:
 def test_a_worker_on_a_cpu_does_what_the_report_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(name, tmp_path)
     report, _ = check_against_a_worker(tmp_path, monkeypatch, 2 * GIB)
-    assert (report.mechanisms == SERVED[name].mechanisms and report.path_reason == "") or report.path == "modules"
+    assert report.mechanisms == SERVED[name].mechanisms and (report.path == "native") == (report.path_reason == "")
 
 
 @needs_library
@@ -278,5 +277,5 @@ def test_every_family_that_is_served_can_be_checked(tmp_path: Path) -> None:
             assert "cannot be checked without weights" in report.problem
             refused.append(name)
         elif native() is not None:
-            assert (report.path == "native decoder") == (SERVED[name].path == "native")
+            assert report.path == SERVED[name].path
     assert refused == ["dbrx", "jetmoe"]

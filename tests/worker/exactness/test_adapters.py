@@ -78,7 +78,7 @@ def test_mixed_with_others_an_adapter_answers_as_pefts_merged_model(family: str,
     assert engine.mixed_steps > 0
 
 
-@pytest.mark.parametrize("native_decoder", [True, False], ids=["native", "modules"])
+@pytest.mark.parametrize("native_decoder", [True, False], ids=["native", "layers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_alone_and_in_company_the_bits_are_the_same(dtype: str, native_decoder: bool, world_of: Callable[[str], World]) -> None:
     world = world_of("llama")
@@ -102,7 +102,7 @@ def test_alone_and_in_company_the_bits_are_the_same(dtype: str, native_decoder: 
         {"pages": 40, "settings": {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}},
         {"native_decoder": False},
     ],
-    ids=["small chunks", "whole prompts", "speculation", "retraction", "module by module"],
+    ids=["small chunks", "whole prompts", "speculation", "retraction", "layer by layer"],
 )
 def test_the_answers_hold_in_every_way_of_computing_them(settings: dict[str, object], world_of: Callable[[str], World]) -> None:
     world = world_of("qwen2")

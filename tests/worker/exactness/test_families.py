@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
 from tests.models import FAMILIES, LENGTH, build_model, save_model
-from tests.worker.exactness.harness import Counted, Engine, generate, make_prompts
+from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
-from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.catalog import ORIGINAL, REFUSED, SERVED
 from fairlead_worker.model.loader import load_model
@@ -50,9 +49,7 @@ def check_listed(name: str, engine: Engine) -> None:
     family, loaded = SERVED[name], engine.loaded
     assert describe_mechanisms(loaded.model.config, loaded.layers) == family.mechanisms
     if native() is not None:
-        forward = engine.runner.forward
-        assert isinstance(forward, Counted)
-        assert ("native" if isinstance(forward.inner, NativeForward) else "modules") == family.path
+        assert engine.runner.path == family.path
 
 
 @pytest.mark.parametrize("name", REFUSED)

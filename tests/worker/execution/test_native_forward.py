@@ -1,6 +1,5 @@
-"""The native decoder against the model's own modules: which models it supports, and which it rejects."""
+"""The native decoder against the layers of the same definition: which models it computes, and which it rejects."""
 
-import copy
 import logging
 from array import array
 from dataclasses import replace
@@ -14,9 +13,8 @@ from tests.real_models import GEMMA3, SMOLLM2, real_folder
 from tests.worker.execution.planner import make_request
 
 from fairlead.packaged_model import PackagedModel
-from fairlead_worker.execution import forward as forward_module
 from fairlead_worker.execution import native_forward
-from fairlead_worker.execution.forward import ModuleForward, choose_forward
+from fairlead_worker.execution.forward import LayerForward, ModuleForward, choose_forward, plain_forward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
@@ -26,15 +24,24 @@ from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.model.acceptance import distances
+from fairlead_worker.model.catalog import ORIGINAL
+from fairlead_worker.model.layers.rotary import Rope
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.model.structure import Decoder, recognise
 from fairlead_worker.model.trial_text import STEPS, Reference, trial_pages
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
-KNOWN = [family for family in FAMILIES if family != "gpt2"]
+KNOWN = [
+    *(family for family in FAMILIES if family != "gpt2"),
+    "cwm", "gemma", "granite", "ministral", "ministral3", "phi3", "seed_oss", "smollm3", "tied qwen2",
+]  # fmt: skip
+PLAIN: dict[str, dict[str, Any]] = {
+    "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 1.0},
+    "ministral3": {"max_position_embeddings": ORIGINAL},
+}
+"""What families need for the native decoder."""
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True}),
     "odd vocabulary": ("llama", {"vocab_size": 517}),
@@ -62,23 +69,23 @@ def backend(loaded: LoadedModel, page_size: int = 16, pages: int = 0) -> NativeB
 
 
 def off(loaded: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distances to float32 of the native decoder and of the modules, [positions] each."""
+    """Return the distances to float32 of the native decoder and of the layers in torch, [positions] each."""
     one, other, reference = backend(loaded), backend(loaded), loaded.reference
-    forward, modules = choose_forward(loaded, one), ModuleForward(loaded.model)
+    forward, layers = choose_forward(loaded, one), plain_forward(loaded.model)
     assert isinstance(forward, NativeForward)
     whole = reference.text.whole(16, loaded.device)
     return tuple(  # type: ignore[return-value]
-        distances(reference.take(each(whole, kv.plan(whole))), reference.logprobs) for each, kv in ((forward, one), (modules, other))
+        distances(reference.take(each(whole, kv.plan(whole))), reference.logprobs) for each, kv in ((forward, one), (layers, other))
     )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KNOWN)
 def test_every_known_family_runs_natively(family: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loaded = load(tmp_path, family, dtype)
+    loaded = load(tmp_path, family, dtype, **PLAIN.get(family, {}))
     with caplog.at_level(logging.INFO):
-        native, modules = off(loaded)
-    assert native.mean() <= modules.mean() + 1e-5, "it rounds less often"
+        native, layers = off(loaded)
+    assert native.mean() <= layers.mean() + 1e-5, "it rounds less often"
     assert f"runs natively: {len(loaded.layers)} layers in one call" in caplog.text
 
 
@@ -109,104 +116,85 @@ def test_norm_weights_of_trained_models_run_natively(family: str, dtype: str, tm
             parameter.data[0] = high
     model.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), dtype=dtype)
-    native, modules = off(loaded)
-    assert native.mean() <= modules.mean() + 1e-5
+    native, layers = off(loaded)
+    assert native.mean() <= layers.mean() + 1e-5
 
 
 @pytest.mark.parametrize("model", [SMOLLM2, GEMMA3], ids=lambda model: model.name)
 def test_trained_models_run_natively_and_nearer_to_float32_than_their_modules(model: PackagedModel) -> None:
-    native, modules = off(load_model(str(real_folder(model))))
-    assert native.mean() < 0.6 * modules.mean(), "0.35 on both: the modules round after every operation"
+    native, layers = off(load_model(str(real_folder(model))))
+    assert native.mean() < 0.6 * layers.mean(), "0.35 on both: the modules round after every operation"
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_another_rope_is_told_whatever_the_weights(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model("qwen3", tmp_path)
     loaded = load_model(str(tmp_path), dtype="bfloat16", quantization=quantization)
-    known = forward_module.recognise
+    reach = NativeForward._reach
 
-    def turned_otherwise(*given: Any) -> Decoder:
-        decoder = known(*given)
-        ropes = tuple(lambda count, rope=rope: tuple(part.flip(1) for part in rope(count)) for rope in decoder.ropes)
-        return replace(decoder, ropes=ropes)
+    def turned_otherwise(self: NativeForward, positions: int) -> None:
+        rotations = self._rotations
+        self._rotations = [Rope(rope.frequencies.flip(0)) for rope in rotations]
+        reach(self, positions)
+        self._rotations = rotations
 
-    monkeypatch.setattr(forward_module, "recognise", turned_otherwise)
-    assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    monkeypatch.setattr(NativeForward, "_reach", turned_otherwise)
+    assert isinstance(choose_forward(loaded, backend(loaded)), LayerForward)
 
 
 @pytest.mark.parametrize(("family", "overrides"), SHAPES.values(), ids=SHAPES)
 def test_odd_shapes(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
-    native, modules = off(load(tmp_path, family, **overrides))
-    assert max(native.max(), modules.max()) < 1e-5
-
-
-def test_another_family_runs_by_its_modules_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loaded = load(tmp_path, "gpt2")
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
-    assert "GPT2LMHeadModel runs module by module, not natively: GPT2Model has no embed_tokens" in caplog.text
+    native, layers = off(load(tmp_path, family, **overrides))
+    assert max(native.max(), layers.max()) < 1e-5
 
 
 def test_an_mlp_that_is_no_whole_number_of_panels_runs_by_its_modules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loaded = load(tmp_path, intermediate_size=150)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+        assert isinstance(choose_forward(loaded, backend(loaded)), LayerForward)
     assert "an MLP of 150 inner values, not a multiple of 32" in caplog.text
 
 
 def test_it_can_be_turned_off_and_needs_its_backend(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4).build().forward, NativeForward)
-    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, native_decoder=False).build().forward, ModuleForward)
-    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, backend="cpu").build().forward, ModuleForward)
-
-
-class Scaled(torch.nn.Module):
-    """A part that computes more than its weights show."""
-
-    def __init__(self, inner: torch.nn.Module, factor: float) -> None:
-        super().__init__()
-        self.inner, self.factor = inner, factor
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        answer = self.inner(*args, **kwargs)
-        return tuple(part * self.factor for part in answer) if isinstance(answer, tuple) else answer * self.factor
+    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, native_decoder=False).build().forward, LayerForward)
+    assert isinstance(RunnerBuilder(loaded=loaded, page_size=16, kv_pages=4, backend="cpu").build().forward, LayerForward)
 
 
 def test_a_difference_that_no_part_shows_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The layer's forward scales the output of attention, as Granite's does: all its parts look as expected."""
+    """The layer's forward scales the output of attention, which its definition does not say."""
     loaded = load(tmp_path)
     attention = loaded.model.model.layers[1].self_attn
     plain = attention.forward
-    attention.forward = lambda *args, **kwargs: (plain(*args, **kwargs)[0] * 0.9, None)
+    attention.forward = lambda *args: plain(*args) * 0.9
     loaded = replace(loaded, reference=Reference.compute(loaded.model, loaded.layers, loaded.reference.text))
     with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
-    assert "runs module by module, not natively: it is on average" in caplog.text
+        assert isinstance(choose_forward(loaded, backend(loaded)), LayerForward)
+    assert "runs layer by layer, not natively: it is on average" in caplog.text
 
 
-@pytest.mark.parametrize("part", ["norm", "activation", "parameter", "head norm"])
-def test_an_unknown_part_is_refused(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loaded = load(tmp_path, "qwen3")
-    layer = loaded.model.model.layers[1]
-    if part == "norm":
-        layer.input_layernorm = Scaled(layer.input_layernorm, 1.1)
-    elif part == "activation":
-        layer.mlp.act_fn = torch.nn.ReLU()
-    elif part == "parameter":
-        layer.mlp.gate_norm = torch.nn.LayerNorm(4)
-    else:
-        layer.self_attn.q_norm = copy.deepcopy(layer.input_layernorm)
-    reason = {"norm": "Scaled", "activation": "ReLU", "parameter": "gate_norm", "head norm": "not over a head's 32"}[part]
+OTHERS = {
+    "cohere2": "it has attention and MLP beside each other",
+    "glm4": "it has a rope that rotates neighbours",
+    "gpt2": "it runs by transformers' own code",
+    "granite": "it has a factor of what is added to the residual",
+    "ministral3 beyond its original context": "it has queries that grow with their position",
+    "mixtral": "it has MixtralSparseMoeBlock, not an MLP with a gate",
+    "olmo2": "it has norms of all queries and keys together",
+    "starcoder2": "it has PlainMlp, not an MLP with a gate",
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_what_the_library_does_not_compute_runs_layer_by_layer_and_says_why(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(tmp_path, family)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
-    assert reason in caplog.text
+        forward = choose_forward(loaded, backend(loaded))
+    assert isinstance(forward, ModuleForward if family == "gpt2" else LayerForward)
+    assert f"runs layer by layer, not natively: {OTHERS[family]}" in caplog.text
 
 
 def shrink(model: Any, part: str) -> str:
@@ -220,7 +208,7 @@ def shrink(model: Any, part: str) -> str:
         return "an embedding of 64 dimensions in torch.bfloat16"
     if part == "norm":
         layer.input_layernorm.weight = torch.nn.Parameter(torch.ones(32))
-        return "norms over [32, 64] dimensions"
+        return "it has a norm over 32 dimensions, not over 64"
     layer.mlp.down_proj = NativeLinear(torch.zeros(64, 40), None)
     return "gate and up is NativeLinear"
 
@@ -232,7 +220,7 @@ def test_parts_that_do_not_fit_are_refused_before_the_library_reads_beyond_them(
     loaded = load(tmp_path)
     words = shrink(loaded.model, part)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+        assert isinstance(choose_forward(loaded, backend(loaded)), LayerForward)
     assert words in caplog.text
 
 
@@ -240,15 +228,16 @@ def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
     """Without memory for longer tables the old ones stay, and no later step reads beyond them."""
     loaded = load(tmp_path)
     one = backend(loaded, pages=100)
-    decoder = recognise(loaded.model, loaded.layers)
-    memory = [False]
+    rope = loaded.model.model.ropes[""]
+    tables, memory = rope.tables, [False]
 
-    def scarce(positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if positions > 1024 and not memory[0]:
+    def scarce(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(positions) > 1024 and not memory[0]:
             raise MemoryError
-        return decoder.ropes[0](positions)
+        return tables(positions)
 
-    forward = NativeForward(replace(decoder, ropes=(scarce,)), one, 4096)
+    rope.tables = scarce
+    forward = NativeForward(loaded.model, one, 4096)
     request = make_request("long", [7] * 1500, Sampling(max_tokens=1))
     step = pack(StepPlan([Row(request, 0, 1500, array("i", range(100)), samples=True)]), 16, loaded.device)
     for _ in range(2):

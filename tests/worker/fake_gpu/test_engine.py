@@ -87,7 +87,7 @@ def test_a_model_is_loaded_for_a_gpu_and_measured(gpu: FakeGpu, tmp_path: Path, 
     """The loader's and the memory profile's branches for GPUs, with every fusion, and graphs."""
     save_model("qwen3", tmp_path, head_dim=64)
     loaded = load_model(str(tmp_path), dtype="bfloat16", device="cuda")
-    assert loaded.fused == ("projections", "norm", "residual", "activation", "rope")
+    assert loaded.fused == ("projections", "norm", "activation", "rope")
     steps = SchedulerConfig(256, max_num_seqs=4, chunked_prefill_size=64)
     runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=0, steps=steps, graph_rows=4, host_kv_cache_bytes=0).build()
     assert runner.step_tokens > 64 and runner.backend.pages > 1_000_000, "141 GB hold many pages"

@@ -19,13 +19,13 @@ from tests.worker.fake_gpu.waits import unexpected
 from fairlead_worker.execution import overlap
 from fairlead_worker.execution.cuda_graphs import decodes as graphs
 from fairlead_worker.execution.cuda_graphs import piecewise
-from fairlead_worker.execution.forward import ModuleForward
+from fairlead_worker.execution.forward import LayerForward
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
-from fairlead_worker.model.fused import fuse
-from fairlead_worker.model.fused.patch import Unfused
+from fairlead_worker.model import fuse
+from fairlead_worker.model.fused.changes import Unfused
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.sampling import sampler
 
@@ -60,11 +60,11 @@ def around(monkeypatch: Patch, owner: Any, name: str, change: Callable[..., Any]
 def test_the_longest_sequence_read_in_each_step(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """`seq_lens.max().item()` in attention metadata: the host cannot prepare the next step meanwhile."""
 
-    def call(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> torch.Tensor:
+    def call(original: Any, self: LayerForward, step: PackedStep, context: StepContext) -> torch.Tensor:
         assert step.positions.max().item() >= 0
         return original(self, step, context)
 
-    around(monkeypatch, ModuleForward, "__call__", call)
+    around(monkeypatch, LayerForward, "__call__", call)
     (wait,) = {found.site for found in waits_of(gpu)}
     assert wait.endswith(":call")
 
@@ -118,12 +118,12 @@ def test_tokens_read_before_the_next_launch(gpu: FakeGpu, monkeypatch: Patch) ->
 
 
 def test_a_fusion_that_is_lost(gpu: FakeGpu, monkeypatch: Patch) -> None:
-    """A renamed child of the layers: the residual sum and the norm are kernels of their own again."""
+    """The residual sum and the norm are kernels of their own again."""
 
-    def refuse(model: Any) -> Any:
-        raise Unfused("it is not a list of layers followed by a norm")
+    def refuse(*_: Any) -> Any:
+        raise Unfused("planted")
 
-    monkeypatch.setattr(fuse, "residual_patches", refuse)
+    monkeypatch.setattr(fuse, "_fuse_norms", refuse)
     assert "add: 2 kernels, 0 allowed" in excess(gpu)
 
 
@@ -138,11 +138,11 @@ def test_fa3_for_float8(gpu: FakeGpu, monkeypatch: Patch) -> None:
 def test_logits_of_every_token_of_a_prompt(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """The head on all tokens of a chunk instead of the last one: megabytes and a thousand times the work."""
 
-    def call(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> torch.Tensor:
+    def call(original: Any, self: LayerForward, step: PackedStep, context: StepContext) -> torch.Tensor:
         output = self._model(input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, step=context)
         return output.logits[0][step.sampling]
 
-    around(monkeypatch, ModuleForward, "__call__", call)
+    around(monkeypatch, LayerForward, "__call__", call)
     found = excess(gpu, part="step", step="prefill")
     assert "flops" in found and "bytes" in found
 

@@ -17,7 +17,7 @@ from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.flashinfer_library import MODULES
 from fairlead_worker.kernels.paging import pad_rows, plan_pages
-from fairlead_worker.model.fused import gated
+from fairlead_worker.model.layers import mlp
 from fairlead_worker.sampling.device_filters import SMALLER_INDEX, DeviceFilters
 from fairlead_worker.sampling.draw import draw
 
@@ -170,7 +170,7 @@ def test_of_equal_values_the_smaller_index_stays_in_the_mode_that_we_name() -> N
 
 def test_the_image_compiles_what_fused_layers_and_sampling_call() -> None:
     """A pod has no compiler: what is missing there is left unfused."""
-    assert {f"{name}_and_mul" for name in prebuild.ACTIVATIONS} == set(gated.ACTIVATIONS)
+    assert {f"{name}_and_mul" for name in prebuild.ACTIVATIONS} == set(mlp.KERNELS.values())
     jit = source() / "jit"
     parts = ("page", "norm", "rope", "activation", "topk", "sampling")
     made = {name for part in parts for name, _ in functions(ast.parse((jit / f"{part}.py").read_text()))}

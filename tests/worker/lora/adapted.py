@@ -14,7 +14,7 @@ from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fuse import KINDS, fuse_layers
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 TOLERANCE = 0.006
@@ -34,7 +34,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     make_model(folder, arch="llama", hidden=128, heads=2, kv_heads=1, head_dim=64, layers=2, vocab=500)
     made = load_model(str(folder), dtype="float16")
     dense = tuple(kind for kind in KINDS if kind not in ("experts", "sums"))
-    assert fuse_layers(made.model, KERNELS, made.layers, made.max_model_len, TEXT) == dense
+    assert fuse_layers(made.model, KERNELS, made.max_model_len, TEXT) == dense
     return made
 
 

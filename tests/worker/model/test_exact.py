@@ -4,25 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models import FAMILIES, build_model, save_model
+from tests.models import FAMILIES, save_model
+from tests.worker.model.fusing import TEXT, layers_of, own_model, stack_projections
 
 from fairlead_worker.model.acceptance import distances, find_refusal
 from fairlead_worker.model.exact import widened
-from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import pack_linears
-from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.trial_text import LENGTHS, STEPS, Reference, TrialText, places, run_whole
 from fairlead_worker.native.library import native
 from fairlead_worker.weights.tokenizer import load_tokenizer
 
-TEXT = TrialText.random(64)
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_bfloat16_model_computes_as_in_float32(family: str) -> None:
-    model = build_model(family).bfloat16()
-    layers, before = probe_layers(model), {name: value.clone() for name, value in model.state_dict().items()}
+    model = own_model(family, torch.bfloat16)
+    layers, before = layers_of(model), {name: value.clone() for name, value in model.state_dict().items()}
     with widened(model):
         got = run_whole(model, layers, TEXT, torch.float32)
     assert got.dtype == torch.float32
@@ -34,10 +31,10 @@ def test_a_bfloat16_model_computes_as_in_float32(family: str) -> None:
 @pytest.mark.skipif(native() is None, reason="no native kernels on this machine")
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_packed_weights_are_read_as_what_they_stand_for(quantization: str) -> None:
-    model = build_model("qwen3").bfloat16()
-    layers = probe_layers(model)
+    model = own_model("qwen3", torch.bfloat16)
+    layers = layers_of(model)
     reference = Reference.compute(model, layers, TEXT)
-    fuse_projections(model, layers, reference)
+    stack_projections(model)
     pack_linears(model, quantization)
     again = Reference.compute(model, layers, TEXT)
     if quantization == "none":
@@ -49,8 +46,8 @@ def test_packed_weights_are_read_as_what_they_stand_for(quantization: str) -> No
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:
-    model = build_model("llama").bfloat16()
-    layers = probe_layers(model)
+    model = own_model("llama", torch.bfloat16)
+    layers = layers_of(model)
     model.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError("planted")))
     with pytest.raises(KeyError), widened(model):
         run_whole(model, layers, TEXT, torch.float32)
@@ -59,8 +56,8 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_model_that_does_not_run_in_float32_keeps_its_own_computation(caplog: pytest.LogCaptureFixture) -> None:
-    model = build_model("llama").bfloat16()
-    layers = probe_layers(model)
+    model = own_model("llama", torch.bfloat16)
+    layers = layers_of(model)
 
     def only_bfloat16(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
         if inputs[0].dtype != torch.bfloat16:

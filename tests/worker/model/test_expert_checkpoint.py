@@ -34,7 +34,7 @@ from fairlead_worker.model.lowbit.choose import choose_trial_sizes, find_problem
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 
 
 def four_bits(weight: torch.Tensor) -> Made:

@@ -20,7 +20,7 @@ from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model import fp8_layers, quantized
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import can_pack, pack_linears
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 from fairlead_worker.native.library import native
 
 PROMPTS = make_prompts()[:9]

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from tests.models import FAMILIES, build_model
-from tests.worker.model.fusing import stack_projections
+from tests.worker.model.fusing import own_model, stack_projections
 from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model import packed
-from fairlead_worker.model.fuse import Slice, Stack, close, fuse_activations
+from fairlead_worker.model.acceptance import close
+from fairlead_worker.model.fuse import fuse_activations
+from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.packed import PackedLinear, can_pack, pack_linears
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 
@@ -37,7 +39,7 @@ def modules(model: PreTrainedModel, kind: type[nn.Module]) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype) -> None:
-    model = build_model(family).to(dtype)
+    model = own_model(family, dtype)
     before = trial_logits(model)
     assert stack_projections(model) == STACKS[family] == modules(model, Stack)
     assert close(trial_logits(model), before)
@@ -61,7 +63,7 @@ def test_every_family_is_packed_and_says_the_same(
 ) -> None:
     if kind is PackedLinear:
         monkeypatch.setattr(packed, "native", lambda: None)
-    model = build_model(family).to(dtype)
+    model = own_model(family, dtype)
     before = trial_logits(model)
     stack_projections(model)
     assert pack_linears(model) == modules(model, kind) == model.config.num_hidden_layers * 4 + 1
@@ -73,7 +75,7 @@ def test_every_family_is_packed_and_says_the_same(
 @pytest.mark.parametrize(("quantization", "near"), [("int8", 0.04), ("int4", 0.4)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_rounded_and_says_nearly_the_same(family: str, quantization: str, near: float) -> None:
-    model = build_model(family)
+    model = own_model(family)
     before = trial_logits(model)
     stack_projections(model)
     assert pack_linears(model, quantization) == model.config.num_hidden_layers * 4 + 1
@@ -89,7 +91,7 @@ def test_every_family_is_rounded_and_says_nearly_the_same(family: str, quantizat
 def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     forward = NativeLinear.forward
     monkeypatch.setattr(NativeLinear, "forward", lambda self, inputs: forward(self, inputs) + (self.out_features == 512))
-    model = build_model("llama")
+    model = own_model("llama")
     before = trial_logits(model)
     with caplog.at_level(logging.WARNING):
         assert pack_linears(model) == model.config.num_hidden_layers * 7
@@ -102,17 +104,17 @@ def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.Monk
 @needs_native
 def test_a_layer_with_a_weight_that_is_no_number_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """All others are rounded all the same."""
-    model = build_model("llama")
+    model = own_model("llama")
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight[3, 5] = float("nan")
     with caplog.at_level(logging.WARNING):
         assert pack_linears(model, "int4") == model.config.num_hidden_layers * 7
-    assert "LlamaAttention.o_proj stays unpacked and slow: in int4 its outputs are not finite" in caplog.text
+    assert "CausalAttention.o_proj stays unpacked and slow: in int4 its outputs are not finite" in caplog.text
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
 
 
 def test_plain_weights_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model("llama")
+    model = own_model("llama")
     plain = [weakref.ref(layer.weight) for layer in model.model.modules() if isinstance(layer, nn.Linear)]
     left: list[int] = []
     pack = packed._pack
@@ -127,58 +129,59 @@ def test_plain_weights_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert not any(weight() is not None for weight in plain)
 
 
-def make_stack(bias: bool = True) -> tuple[list[nn.Linear], Stack, list[Slice]]:
-    parts = [nn.Linear(8, size, bias=bias) for size in (6, 3, 5)]
-    stack = Stack(parts)
-    return parts, stack, [Slice(stack, i, part) for i, part in enumerate(parts)]
+class Pair(Projections):
+    """Two projections of an input of 8."""
 
+    STACK, PARTS = "both_proj", ("one_proj", "other_proj")
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0), (2,), (0, 0, 0)], ids=str)
-@torch.inference_mode()
-def test_slices_may_be_called_in_any_order_and_number(order: tuple[int, ...]) -> None:
-    parts, _, slices = make_stack()
-    for inputs in (torch.randn(2, 8), torch.randn(2, 8)):
-        for i in order:
-            torch.testing.assert_close(slices[i](inputs), parts[i](inputs))
-
-
-@torch.inference_mode()
-def test_the_stack_runs_once_for_its_slices_and_keeps_nothing() -> None:
-    _, stack, slices = make_stack()
-    runs: list[int] = []
-    stack.linear.register_forward_hook(lambda *_: runs.append(1))
-    inputs = torch.randn(2, 8)
-    for part in slices:
-        part(inputs)
-    assert len(runs) == 1
-    assert stack._input is None
-    inputs.add_(1)  # the same tensor with other contents is another step
-    slices[0](inputs)
-    assert len(runs) == 2
-
-
-class Meddler(nn.Module):
-    """Looks at a weight that a shim does not have."""
-
-    def __init__(self, mlp: nn.Module) -> None:
+    def __init__(self, bias: bool = True, stacked: bool = False) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.down_proj(self.up_proj(inputs.to(self.gate_proj.weight.dtype)))
-        return answer
+        self.add_projections(8, [6, 3], bias, stacked)
 
 
-def test_what_does_not_hold_stays_unfused_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    model = build_model("llama")
-    for layer in model.model.layers:
-        layer.mlp = Meddler(layer.mlp)
-    before = trial_logits(model)
-    with caplog.at_level(logging.WARNING):
-        assert stack_projections(model) == 2
-    assert "LlamaForCausalLM: gate_proj/up_proj stays unfused: the model does not run" in caplog.text
-    assert type(model.model.layers[0].mlp.gate_proj) is nn.Linear
-    assert close(trial_logits(model), before)
+@torch.inference_mode()
+def test_a_stack_gives_what_its_parts_give_and_is_one_product() -> None:
+    pair, inputs = Pair(), torch.randn(2, 8)
+    want = pair.project(inputs)
+    assert pair.whole is None and pair.stack() and not pair.stack(), "once"
+    runs: list[int] = []
+    pair.whole.linear.register_forward_hook(lambda *_: runs.append(1))
+    assert all(map(close, pair.project(inputs), want)) and runs == [1]
+    assert (pair.one_proj.in_features, pair.other_proj.out_features) == (8, 3), "adapters ask"
+    whole = Pair(stacked=True)
+    assert [part.shape[1] for part in whole.project(inputs)] == [6, 3] and not whole.stack()
+
+
+@torch.inference_mode()
+def test_a_hook_of_a_part_sees_its_inputs_and_changes_its_outputs_only() -> None:
+    pair, inputs = Pair(), torch.randn(2, 8)
+    pair.stack()
+    want = pair.project(inputs)
+    seen: list[bool] = []
+
+    def add(_: object, given: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> torch.Tensor:
+        seen.append(given[0] is inputs)
+        return outputs.add_(1)
+
+    handle = pair.other_proj.register_forward_hook(add)
+    one, other = pair.project(inputs)
+    assert seen == [True] and torch.equal(one, want[0]) and torch.equal(other, want[1] + 1)
+    handle.remove()
+    assert torch.equal(pair.project(inputs)[1], want[1])
+
+
+@pytest.mark.parametrize("change", ["dtype", "bias", "hook", "type"])
+def test_parts_that_differ_are_not_stacked(change: str) -> None:
+    pair: Any = Pair()
+    if change == "dtype":
+        pair.other_proj.to(torch.bfloat16)
+    elif change == "bias":
+        pair.other_proj.bias = None
+    elif change == "hook":
+        pair.one_proj.register_forward_pre_hook(lambda *_: None)
+    else:
+        pair.one_proj = nn.Identity()
+    assert not pair.stack() and pair.whole is None
 
 
 @pytest.mark.parametrize("dtype", PACKED)

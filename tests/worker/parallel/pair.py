@@ -31,8 +31,8 @@ from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.model.fuse import fuse_layers
 from fairlead_worker.model.fused import sums
-from fairlead_worker.model.fused.fuse import fuse_layers
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.parallel.follower import RankChannel, serve
 from fairlead_worker.parallel.lead import LedAdapters, lead
@@ -150,15 +150,15 @@ class InterpretedSums:
 
 
 def fuse(loaded: LoadedModel, lacks_sums: bool) -> tuple[str, ...]:
-    """Fuse norms, residuals and sums over ranks, with FlashInfer interpreted."""
+    """Fuse norms and sums over ranks, with FlashInfer interpreted."""
 
     def library() -> InterpretedSums:
         if lacks_sums:
             raise RuntimeError("nvcc: not found")
         return InterpretedSums()
 
-    with patch.object(sums, "_library", library), patch.object(sums, "unsupported", lambda group: ""):
-        return fuse_layers(loaded.model, KERNELS, loaded.layers, CONTEXT, TEXT, ("norm", "residual", "sums"))
+    with patch.object(sums, "load_library", library), patch.object(sums, "unsupported", lambda group: ""):
+        return fuse_layers(loaded.model, KERNELS, CONTEXT, TEXT, ("norm", "sums"))
 
 
 def record_graphs(runner: ModelRunner, group: Group, pages: int, wanted: Graphs) -> RankRecorder:

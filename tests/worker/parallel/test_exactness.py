@@ -10,7 +10,7 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import Pair
 
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 
 PROMPTS = make_prompts()[:13]
 """Up to 200 tokens, some with prefixes in common."""

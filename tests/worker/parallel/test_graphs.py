@@ -25,7 +25,6 @@ from fairlead_worker.execution.cuda_graphs.decodes import Choice, GraphedDecodes
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.trial import try_graphs
 from fairlead_worker.ipc.messages import Sampling, Submit
-from fairlead_worker.model.fused.sums import SummedNorm
 from fairlead_worker.parallel import ranks as ranks_module
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.sharding import group as group_module
@@ -67,9 +66,9 @@ def test_sums_fused_with_norms_are_recorded_and_replayed(pair: Pair, model: Path
     """Their numbers are within the tolerance of fused layers; graphs give the same tokens as the fused layers without."""
     with pair.engine(model, pages=200, graphs=Graphs(fuses=True), chunk=16) as engine:
         assert recorded(engine).is_recorded
-        assert pair.recorder is not None and pair.recorder.fused == ("norm", "residual", "sums")
-        layers = engine.loaded.model.base_model.layers
-        assert all(isinstance(layer.forward.before_mlp, SummedNorm) for layer in layers)
+        assert pair.recorder is not None and pair.recorder.fused == ("norm", "sums")
+        layers = engine.loaded.model.model.layers
+        assert all(layer.self_attn.o_proj.deferred and layer.post_attention_layernorm.sums for layer in layers)
         replayed = engine.serve(PROMPTS)
         engine.runner.graphs = None
         assert engine.serve(PROMPTS, root=1) == replayed
@@ -80,10 +79,10 @@ def test_sums_fused_with_norms_are_recorded_and_replayed(pair: Pair, model: Path
 def test_fused_sums_that_one_rank_cannot_compile_are_off_on_both(pair: Pair, model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else one rank would wait in a kernel of NCCL, and the other in one of FlashInfer."""
     with pair.engine(model, pages=200, graphs=Graphs(rows=1, fuses=True, lacks_sums=True), chunk=16) as engine:
-        assert pair.recorder is not None and pair.recorder.fused == ("norm", "residual")
+        assert pair.recorder is not None and pair.recorder.fused == ("norm",)
         assert "sums stays unfused: rank 1 of 2: RuntimeError: nvcc: not found" in caplog.text
         engine.serve(PROMPTS[:1])
-    assert pair.report()["fused"] == ["norm", "residual"]
+    assert pair.report()["fused"] == ["norm"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -15,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.check.kept import Kept
 from fairlead_worker.check.skeleton import Skeleton
-from fairlead_worker.execution.forward import ModuleForward
+from fairlead_worker.execution.forward import plain_forward
 from fairlead_worker.execution.memory_profile import largest_plan, sample_costliest
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.fuse import stack_projections
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.gguf import GgufWeights
 from fairlead_worker.model.packed import DTYPES, HEAD_BITS
 from fairlead_worker.native.ggml import packed_ggml_bytes
@@ -38,7 +38,8 @@ def host_weight_bytes(model: nn.Module, quantization: str, head: nn.Module | Non
 
     quantization: none, int8 or int4, by the library. Projections are stacked in place.
     """
-    stack_projections(model)
+    if isinstance(model, Decoder):
+        model.stack()
     size, seen = 0, set[int]()
     for module in model.modules():
         own: list[torch.Tensor | None] = [*module._parameters.values(), *module._buffers.values()]
@@ -97,7 +98,7 @@ def device_weight_bytes(skeleton: Skeleton, kept: Kept, made: Callable[[int, int
 
 
 class StepMemory:
-    """What the largest step of a decoder takes, besides weights and KV: `run` runs its modules without content."""
+    """What the largest step of a decoder takes, besides weights and KV: `run` runs it without content."""
 
     def __init__(self, skeleton: Skeleton, page_size: int) -> None:
         self._model, self._layers, self._page_size = skeleton.model, skeleton.layers, page_size
@@ -111,7 +112,7 @@ class StepMemory:
     def run(self, limits: StepLimits) -> None:
         """Make all tensors of the largest step of `limits` on the meta device, and drop them."""
         step = pack(largest_plan(limits, self._page_size), self._page_size, torch.device("meta"))
-        logits = ModuleForward(self._model)(step, _Attention(self._layers))
+        logits = plain_forward(self._model)(step, _Attention(self._layers))
         torch.empty(len(logits) * self._row, dtype=torch.uint8, device="meta")
 
 

@@ -19,7 +19,7 @@ from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import choose_backend
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_bytes
-from fairlead_worker.model.catalog import SERVED
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.encoder import is_encoder, max_length, plan_encoder
 from fairlead_worker.model.families.registry import FAMILIES
 from fairlead_worker.model.kv_scales import read_kv_scales
@@ -52,6 +52,7 @@ class Report:
     """Why it cannot be served so, and what would have to change."""
     model_type: str = ""
     path: str = ""
+    """native, layers, transformers or encoder: see `model.catalog.PATHS`."""
     path_reason: str = ""
     """Why it is not a faster path."""
     attention: str = ""
@@ -70,6 +71,8 @@ class Report:
     step_bytes: int = 0
     """What the largest step takes on a GPU."""
     step_tokens: int = 0
+    generates: bool = True
+    """False: its files have no head, and it makes embeddings only."""
     kv_dtype: str = ""
     kv_groups: str = ""
     """How layers share KV pages."""
@@ -169,6 +172,7 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
         kv_dtype=_name(spec.kv_dtype),
         kv_groups=describe_groups(cache_groups(spec, plan.max_model_len), one),
         kv_bytes_per_token=spec.num_groups * spec.page_bytes // config.page_size,
+        generates=skeleton.generates,
     )
     if config.kv_cache_dtype == "fp8" and gpu is None:
         raise ModelLoadError(config.model, "--kv-cache-dtype fp8 is for GPUs, and this is a CPU: leave it out, or give --gpu")
@@ -200,23 +204,17 @@ def _plan(config: WorkerConfig, folder: Path, device: torch.device, context: int
 
 def _path(config: WorkerConfig, plan: LoadPlan, skeleton: Skeleton, attention: str, gpu: Gpu | None) -> tuple[str, str]:
     """Return the path of a step, and why it is not a faster one."""
-    modules = "modules"
-    if not skeleton.generates:
-        modules = "modules, embeddings only"
+    path = "layers" if isinstance(skeleton.model, Decoder) else "transformers"
     if gpu is not None:
-        return modules, ""
+        return path, ""
     if attention != "native":
-        return modules, f"attention backend {attention}"
+        return path, f"attention backend {attention}"
     if config.tensor_parallel_size > 1:
-        return modules, "one native call cannot pause for the sums over ranks"
+        return path, "one native call cannot pause for the sums over ranks"
     if not config.native_decoder:
-        return modules, "FAIRLEAD_NATIVE_DECODER is off"
-    if refusal := native_refusal(plan, skeleton.layers, config.page_size):
-        return modules, refusal
-    tested = [family.path for family in SERVED.values() if family.model_type == plan.config.model_type]
-    if tested and "native" not in tested:
-        return modules, "its numbers differ from those of the native decoder"
-    return "native decoder", "" if tested else "if it gives the numbers of the modules: no test has this family"
+        return path, "FAIRLEAD_NATIVE_DECODER is off"
+    refusal = native_refusal(skeleton, plan.dtype, config.page_size)
+    return (path, refusal) if refusal else ("native", "")
 
 
 def _fit_host(report: Report, config: WorkerConfig, plan: LoadPlan, skeleton: Skeleton, spec: KVSpec) -> Report:

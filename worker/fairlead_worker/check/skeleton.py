@@ -1,6 +1,5 @@
 """A decoder without weights, on torch's meta device: made of the same classes as the loader makes it of, a rank's part if it is sharded."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,19 +7,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.execution.native_forward import Sizes, check_decoder
+from fairlead_worker.execution.native_forward import NotNative, check_decoder
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.model.attention import UnsupportedAttention
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.expert_checkpoint import find_experts
-from fairlead_worker.model.fuse import stack_projections
-from fairlead_worker.model.loader import LoadPlan
-from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.families.registry import model_class
+from fairlead_worker.model.loader import LoadPlan, find_layers
 from fairlead_worker.model.quantized import groups_of
-from fairlead_worker.model.structure import UnknownStructure, recognise
 from fairlead_worker.model.wrappers import text_names
 from fairlead_worker.sharding.shards import Shards, Unshardable
 from fairlead_worker.sharding.weights import Part, open_tensors, part_class
@@ -31,7 +28,7 @@ class Skeleton:
     """A decoder without weights."""
 
     model: PreTrainedModel
-    """On the meta device, set to the paged attention function."""
+    """On the meta device; one of transformers' own is set to the paged attention function."""
     layers: tuple[LayerSpec, ...]
     shards: Shards | None
     """The part that it is; None: the whole model."""
@@ -42,7 +39,7 @@ class Skeleton:
 def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantization: str) -> Skeleton:
     """Return the model of `plan`, of several `ranks` the first one's part. Raises ModelLoadError if it cannot be served or divided."""
     config, generates, shards = _plain(plan.config), True, Shards(0, ranks) if ranks > 1 else None
-    family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+    family = model_class(config)
     try:
         if plan.gguf is None:
             with open_tensors(folder, plan.files, text_names if plan.is_wrapped else None) as tensors:
@@ -53,9 +50,9 @@ def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantizati
                 if shards is not None:
                     groups = groups_of(plan.config, quantization)
                     cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
-                    family = part_class(config, shards, cut, groups)
-                    return _probed(family, config, plan.dtype, shards, generates)
-        return _probed(family, config, plan.dtype, shards, generates)
+                    family = part_class(family, shards, cut, groups)
+                    return _made(family, config, plan, shards, generates)
+        return _made(family, config, plan, shards, generates)
     except UnsupportedAttention as error:
         if isinstance(error.__cause__, NotImplementedError):  # of the meta device
             cause = f"{family.__name__} cannot be checked without weights, as its code reads numbers while it runs: start a worker with it"
@@ -65,31 +62,26 @@ def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantizati
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel-size {ranks}): {error}") from error
 
 
-def native_refusal(plan: LoadPlan, layers: Sequence[LayerSpec], page_size: int) -> str:
-    """Return why the native decoder cannot run the whole model on a CPU; empty if it can, by its structure.
+def native_refusal(skeleton: Skeleton, dtype: torch.dtype, page_size: int) -> str:
+    """Return why the native decoder cannot run the whole model on a CPU, by its definition; empty if it can.
 
-    A worker also compares its results with those of the modules.
+    A worker also compares its results with those of the layers. Projections are stacked in place.
     """
-    config = _plain(plan.config)
-    with _SmallTensors():
-        model = _make(AutoModelForCausalLM._model_mapping[type(config)], config, plan.dtype)
-    stack_projections(model)
-    specs = tuple(layers)
+    if isinstance(skeleton.model, Decoder):
+        skeleton.model.stack()
     try:
-        check_decoder(recognise(model, specs), KVSpec(specs, page_size, plan.dtype, torch.device("cpu")), _sizes)
-    except UnknownStructure as reason:
+        check_decoder(skeleton.model, KVSpec(skeleton.layers, page_size, dtype, torch.device("cpu")), nn.Linear)
+    except NotNative as reason:
         return str(reason)
     return ""
 
 
-def _probed(
-    family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype, shards: Shards | None, generates: bool
-) -> Skeleton:
+def _made(family: type[PreTrainedModel], config: PreTrainedConfig, plan: LoadPlan, shards: Shards | None, generates: bool) -> Skeleton:
     with torch.device("meta"):
-        model = _make(family, config, dtype)
+        model = _make(family, config, plan.dtype)
     for experts in find_experts(model):
         experts.forward = _Experts(experts)
-    return Skeleton(model, probe_layers(model), shards, generates)
+    return Skeleton(model, find_layers(model, plan.max_model_len), shards, generates)
 
 
 def _make(family: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -107,12 +99,6 @@ def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
     return copied
 
 
-def _sizes(module: nn.Module) -> Sizes:
-    if type(module) is not nn.Linear:
-        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
-    return Sizes(module.in_features, module.out_features, module.weight.dtype)
-
-
 class _Experts:
     """In place of a family's loop over experts, whose steps depend on the routing: makes the tensors of `fused.experts`, and drops them."""
 
@@ -125,15 +111,3 @@ class _Experts:
         rows = [hidden_states.new_empty(top_k_index.numel(), outputs) for outputs in self._outputs]
         del rows
         return torch.empty_like(hidden_states)
-
-
-class _SmallTensors(TorchFunctionMode):
-    """Matrices are made on the meta device, and all else with its content, so that norms, activations and ropes can be called."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.empty and kwargs.get("device") is None:
-            sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
-            if len(sizes) > 1:
-                return func(*args, **{**kwargs, "device": "meta"})
-        return func(*args, **kwargs)

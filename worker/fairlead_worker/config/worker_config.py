@@ -229,10 +229,10 @@ class WorkerConfig(BaseSettings):
     allow_runtime_lora_updating: Annotated[
         bool, env_only("serve POST /v1/load_lora_adapter and /v1/unload_lora_adapter; for trusted networks")
     ] = False
-    native_decoder: Annotated[bool, env_only("compute a step in one native call where possible (CPU); false: the model's modules")] = True
-    fuse: Annotated[
-        Literal["auto", "off"], env_only("fuse norms, activations, rope and projections on a GPU; off: the model's own modules")
-    ] = "auto"
+    native_decoder: Annotated[bool, env_only("compute a step in one native call where possible (CPU); false: layer by layer")] = True
+    fuse: Annotated[Literal["auto", "off"], env_only("fuse norms, activations, rope and projections on a GPU; off: torch's operations")] = (
+        "auto"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -1,6 +1,6 @@
-"""Steps that mix requests with and without LoRA adapters: one pass if the model runs module by module, else one pass for each kind of row.
+"""Steps that mix requests with and without LoRA adapters: one pass if the model runs layer by layer, else one pass for each kind of row.
 
-The native decoder does not support adapters. Rows without an adapter always use it, and the others always run module by module, because
+The native decoder does not support adapters. Rows without an adapter always use it, and the others always run layer by layer, because
 a row's bits must not depend on the batch. The prefix cache keeps the two kinds apart, so no row reads KV that the other pass stores.
 """
 

@@ -1,4 +1,4 @@
-"""Forward passes: turn a packed step into logits, module by module or in one native call."""
+"""Forward passes: turn a packed step into logits, in one native call, by the layers of our own decoders, or by transformers' modules."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -7,13 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.execution.native_forward import NativeForward, NotNative
+from fairlead_worker.ipc.messages import DecoderPath
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.head import Head, find_head
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
 from fairlead_worker.model.trial_text import STEPS, places, trial_pages
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,51 @@ class SplitForward(Forward, Protocol):
         ...
 
 
+class LayerForward:
+    """The layers of one of our own decoders, on any backend."""
+
+    can_score = True
+    path: DecoderPath = "layers"
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        return self.run_head(self.run_body(step, context), step.sampling)
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
+        states = self.run_body(step, context)
+        return self.run_head(states, step.sampling), _LayerStates(self._model, states, places)
+
+    def run_body(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        """Return hidden states [T, width]."""
+        states: torch.Tensor = self._model.model(step.tokens, step.positions, context)
+        return states
+
+    def run_head(self, answer: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(answer[places])
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerStates:
+    """Implements `HiddenStates`."""
+
+    model: Decoder
+    answer: torch.Tensor
+    """[T, width]"""
+    places: torch.Tensor
+
+    def logits(self, some: slice) -> torch.Tensor:
+        return self.model.logits(self.states(some))
+
+    def states(self, some: slice) -> torch.Tensor:
+        return self.answer[self.places[some]]
+
+
 class ModuleForward:
-    """The model's own modules, on any backend."""
+    """The generic path: transformers' modules, on any backend."""
+
+    path: DecoderPath = "transformers"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -108,35 +152,39 @@ class _ModuleStates:
         return states
 
 
-def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
-    """Return the native decoder if it supports the model and is not farther from float32 than the modules; else the modules, with the
-    reason logged.
+def plain_forward(model: PreTrainedModel) -> LayerForward | ModuleForward:
+    """Return the forward pass that runs on any backend and for adapters."""
+    return LayerForward(model) if isinstance(model, Decoder) else ModuleForward(model)
+
+
+def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> NativeForward | LayerForward | ModuleForward:
+    """Return the native decoder if it computes what the model is defined to compute, and is not farther from float32 than its layers; else
+    the layers, with the reason logged.
     """
-    modules = ModuleForward(loaded.model)
+    layers = plain_forward(loaded.model)
     if not native or not isinstance(backend, NativeBackend) or loaded.ranks > 1:  # one native call cannot pause for the sums over ranks
-        return modules
+        return layers
     name = type(loaded.model).__name__
     try:
-        decoder = recognise(loaded.model, loaded.layers)
-        forward = NativeForward(decoder, backend, loaded.max_model_len)
-        refusal = _try_native(modules, decoder, loaded, replace(backend.spec, groups=()))
-    except UnknownStructure as reason:
-        logger.warning("%s runs module by module, not natively: %s", name, reason)
-        return modules
+        forward = NativeForward(loaded.model, backend, loaded.max_model_len)
+        refusal = _try_native(layers, loaded, replace(backend.spec, groups=()))
+    except NotNative as reason:
+        logger.warning("%s runs layer by layer, not natively: %s", name, reason)
+        return layers
     if refusal:
-        logger.warning("%s runs module by module, not natively: %s", name, refusal)
-        return modules
-    logger.info("%s runs natively: %d layers in one call, as near to float32 as its modules", name, len(decoder.layers))
+        logger.warning("%s runs layer by layer, not natively: %s", name, refusal)
+        return layers
+    logger.info("%s runs natively: %d layers in one call, as near to float32 as one by one", name, len(loaded.layers))
     return forward
 
 
 @torch.inference_mode()
-def _try_native(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> str:
-    """Return why the native decoder may not replace the modules; empty: it may. Each runs on its own KV."""
+def _try_native(layers: Forward, loaded: LoadedModel, spec: KVSpec) -> str:
+    """Return why the native decoder may not replace the layers; empty: it may. Each runs on its own KV."""
     plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
-    forward, reference = NativeForward(decoder, native, loaded.max_model_len), loaded.reference
+    forward, reference = NativeForward(loaded.model, native, loaded.max_model_len), loaded.reference
     whole = reference.text.whole(spec.page_size, spec.device)
-    replaced, candidate = reference.take(modules(whole, plain.plan(whole))), torch.empty_like(reference.logprobs)
+    replaced, candidate = reference.take(layers(whole, plain.plan(whole))), torch.empty_like(reference.logprobs)
     for rows in STEPS:
         step, at = reference.text.step(rows, spec.page_size, spec.device), places(rows)
         candidate[at] = reference.take(forward(step, native.plan(step)), at)

@@ -5,16 +5,22 @@ dtype. In bfloat16 this rounds less often than transformers does.
 """
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
+from fairlead_worker.ipc.messages import DecoderPath
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
-from fairlead_worker.model.structure import Decoder, Layer, Norm, UnknownStructure
+from fairlead_worker.model.decoder import Decoder, DecoderLayer
+from fairlead_worker.model.layers.mlp import GatedMlp
+from fairlead_worker.model.layers.norm import RmsNorm
+from fairlead_worker.model.layers.rotary import Rope
+from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.native import decoder as native
 from fairlead_worker.native.linear import PANEL, NativeLinear
 from fairlead_worker.native.memory import Arena
@@ -23,36 +29,52 @@ from fairlead_worker.native.memory import room as arena_room
 FIRST_POSITIONS = 1024
 FEW = 4
 """If the sampling tokens are at most 1 / FEW of all tokens, they go through the last layer's attention as independent rows."""
+ACTIVATIONS = {"silu": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Name in a config -> in `native.decoder.ACTIVATIONS`."""
+
+
+class NotNative(Exception):
+    """What the native library does not compute; the message names it."""
 
 
 class NativeForward:
-    """Implements `execution.forward.Forward` on the native backend."""
+    """Implements `execution.forward.Forward` on the native backend, from a decoder's definition and its layers."""
 
     can_score = True
+    path: DecoderPath = "native"
 
-    def __init__(self, decoder: Decoder, backend: NativeBackend, limit: int) -> None:
-        """limit: positions of the longest request. Raises UnknownStructure if a part cannot run natively."""
-        self._model = decoder
+    def __init__(self, model: PreTrainedModel, backend: NativeBackend, limit: int) -> None:
+        """limit: positions of the longest request. Raises NotNative if a part cannot run natively."""
+        self._model, matrices, self._head = check_decoder(model, backend.spec)
         self._decode = backend.library.fairlead_decode
         self._kind = KINDS[backend.spec.dtype]
-        check_decoder(decoder, backend.spec, _packed_sizes)
+        body, specs = self._model.model, backend.spec.layers
+        hidden = self._hidden = self._model.definition.width
+        # Layers without positions rotate by nothing.
+        still = Rope(torch.zeros(self._model.definition.head_dim // 2))
+        kinds = list(dict.fromkeys(self._model.definition.ropes))
+        self._rotations = [still if kind is None else body.ropes[kind] for kind in kinds]
         # Keep references: the structs hold addresses only.
-        self._backend = backend
-        specs = backend.spec.layers
-        groups = backend.spec.groups or (0,) * len(specs)
-        self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers, groups))
-        self._ropes = (native.Rope * len(decoder.ropes))()
+        self._backend, self._weights = backend, list[torch.Tensor]()
+        self._layers = (native.Layer * len(specs))(
+            *(
+                self._layer(layer, linears, attention, kinds.index(layer.rope), group)
+                for layer, linears, attention, group in zip(
+                    _layers(self._model), matrices, backend.layers, backend.spec.groups or (0,) * len(specs), strict=True
+                )
+            )
+        )
+        self._ropes = (native.Rope * len(kinds))()
         self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._positions, self._limit = 0, limit
         self._reach(1)
-        hidden = self._hidden = len(decoder.final.weight)
         self._decoder = native.Decoder(
             layers=ctypes.addressof(self._layers),
             count=len(specs),
             hidden=hidden,
             ropes=ctypes.addressof(self._ropes),
-            head=_linear(decoder.head),
-            final=_norm(decoder.final),
+            head=ctypes.addressof(self._head.native),
+            final=self._norm(body.norm, hidden),
             kind=self._kind,
         )
         activations = backend.spec.dtype.itemsize
@@ -62,7 +84,7 @@ class NativeForward:
             "residual": 4 * hidden,
             "update": 4 * hidden,
             "normed": activations * hidden,
-            "qkv": activations * max(_features(layer.qkv) for layer in decoder.layers),
+            "qkv": activations * max(linears.qkv.out_features for linears in matrices),
             "attended": activations * attended,
             "sampled": 4 * hidden,
             "chosen": activations * attended,
@@ -70,16 +92,16 @@ class NativeForward:
         }
         # Whether the last layer's queries fill whole panels.
         self._parts = specs[-1].heads * specs[-1].key_dim % PANEL == 0
-        self._mlp_width = activations * max(_packed(layer.down).in_features for layer in decoder.layers)
+        self._mlp_width = activations * max(linears.down.in_features for linears in matrices)
         self._pass = native.Pass()
         self._scratch: dict[str, torch.Tensor] = {}
         self._tokens = 0
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         """Return logits [S, vocabulary] in float32."""
-        logits = torch.empty(len(step.sampling), _features(self._model.head))
+        logits = torch.empty(len(step.sampling), self._head.out_features)
         self._run(step, context, step.sampling, logits)
-        return self._apply_softcap(logits)
+        return self._model.finish(logits)
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _NativeStates]":
         """Keep the body's outputs at `places` and `step.sampling`; the head then runs on some of them at a time."""
@@ -97,7 +119,7 @@ class NativeForward:
         tokens, samples = len(step.tokens), len(sampling)
         self._reach(max(map(add, step.starts, step.counts)))
         self._reserve(max(tokens, samples))
-        embedded = self._model.embed(step.tokens).contiguous()
+        embedded = self._model.model.embed(step.tokens).contiguous()
         run = self._pass
         run.steps, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
         run.logits = None if logits is None else logits.data_ptr()
@@ -110,19 +132,14 @@ class NativeForward:
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden] -> [n, vocabulary] in float32, as the decoder computes them."""
-        return self._apply_softcap(_packed(self._model.head).compute_float32(states))
-
-    def _apply_softcap(self, logits: torch.Tensor) -> torch.Tensor:
-        softcap = self._model.softcap
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+        return self._model.finish(self._head.compute_float32(states))
 
     def _reach(self, positions: int) -> None:
-        """Make rope tables for at least `positions` positions, with the model's own code. They double when they run out."""
+        """Make rope tables for at least `positions` positions. They double when they run out."""
         if positions <= self._positions:
             return
-        # Stay within the limit: some embeddings change all frequencies when they see a longer text.
         reach = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
-        made = [tables(reach) for tables in self._model.ropes]  # if memory runs out, the old tables stay
+        made = [rope.tables(torch.arange(reach)) for rope in self._rotations]  # if memory runs out, the old tables stay
         for rope, (cosines, sines) in zip(self._ropes, made, strict=True):
             rope.cosine, rope.sine, rope.half = cosines.data_ptr(), sines.data_ptr(), cosines.shape[1]
         self._positions, self._tables = reach, made
@@ -143,6 +160,31 @@ class NativeForward:
         for name, memory in self._scratch.items():
             setattr(self._pass, name, memory.data_ptr())
 
+    def _layer(self, layer: DecoderLayer, linears: "Matrices", attention: ctypes.Structure, rope: int, group: int) -> native.Layer:
+        names, attends, width = layer.definition.norms, layer.self_attn, self._hidden
+        query, key = (attends.q_norm, attends.k_norm) if attends.head_norms == "each" else (None, None)
+        return native.Layer(
+            before_attention=self._norm(layer.norm(names.before_attention), width),
+            query=self._norm(query, attends.head_dim),
+            key=self._norm(key, attends.head_dim),
+            after_attention=self._norm(layer.norm(names.after_attention), width),
+            before_mlp=self._norm(layer.norm(names.before_mlp), width),
+            after_mlp=self._norm(layer.norm(names.after_mlp), width),
+            attention=ctypes.addressof(attention),
+            rope=rope,
+            group=group,
+            activation=native.ACTIVATIONS.index(ACTIVATIONS[layer.definition.activation]),
+            **{name: ctypes.addressof(linear.native) for name, linear in linears._asdict().items()},
+        )
+
+    def _norm(self, module: nn.Module | None, width: int) -> native.Norm:
+        """Return a norm over `width` dimensions; None: there is none. Its weight is widened, and contains Gemma's 1."""
+        if module is None:
+            return native.Norm()
+        norm = _check_norm(module, width)
+        self._weights.append((norm.weight.detach().float() + norm.plus_one).contiguous())
+        return native.Norm(self._weights[-1].data_ptr(), norm.eps)
+
 
 @dataclass(frozen=True, slots=True)
 class _NativeStates:
@@ -159,87 +201,104 @@ class _NativeStates:
         return self.kept[some]
 
 
-class Sizes(NamedTuple):
-    """What a linear layer takes and gives."""
+class Matrices(NamedTuple):
+    """Those of a layer."""
 
-    in_features: int
-    out_features: int
-    dtype: torch.dtype
+    qkv: Any
+    out: Any
+    gate_up: Any
+    down: Any
 
 
-def check_decoder(decoder: Decoder, spec: KVSpec, sizes_of: Callable[[torch.nn.Module], Sizes]) -> None:
-    """Raise UnknownStructure unless the library can run `decoder`: each part must take the previous part's output size, as the library
-    reads without bounds checks.
+def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = NativeLinear) -> tuple[Decoder, list[Matrices], Any]:
+    """Return `model`, the matrices of its layers and its head, if the library computes what its definition says. Raises NotNative.
 
-    Only sizes are read, so that weights may be on the meta device. sizes_of: of a linear layer; raises UnknownStructure for another one.
+    Each part must take the previous part's output size: the library reads without bounds checks. Only sizes are read, so that weights
+    may be on the meta device. kind: of the matrices: `NativeLinear`, or torch's of a model that is not packed.
     """
-    hidden = len(decoder.final.weight)
-    halves = [tables(1)[0].shape[1] for tables in decoder.ropes]
-    # Name, module, input size, output size (None: any).
-    linears: list[tuple[str, torch.nn.Module, int, int | None]] = [("head", decoder.head, hidden, None)]
-    norms, widths = [decoder.final], set[int]()
-    for layer, of in zip(decoder.layers, spec.layers, strict=True):
-        if 2 * halves[layer.rope] > of.key_dim:
-            raise UnknownStructure(f"a rotary embedding of {2 * halves[layer.rope]} of a head's {of.key_dim} dimensions")
-        inner = sizes_of(layer.down).in_features
-        widths.add(inner)
+    if not isinstance(model, Decoder):
+        raise NotNative("it runs by transformers' own code")
+    _check_definition(model)
+    layers = _layers(model)
+    matrices, head = [_find_matrices(layer, kind) for layer in layers], _checked(model.lm_head, kind)
+    _check_sizes(model, matrices, head, spec)
+    for layer in layers:
+        norms = layer.definition.norms
+        for name in filter(None, norms):
+            _check_norm(layer.norm(name), model.definition.width)
+        if layer.self_attn.head_norms == "each":
+            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                _check_norm(norm, layer.self_attn.head_dim)
+    _check_norm(model.model.norm, model.definition.width)
+    return model, matrices, head
+
+
+def _check_definition(model: Decoder) -> None:
+    definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
+    for what, it_has in {
+        "attention and MLP beside each other": definition.parallel,
+        "a factor of what is added to the residual": definition.residual_scale != 1,
+        "a rope that rotates neighbours": definition.interleaved,
+        "a rope of more than a head's dimensions": any(2 * len(rope.frequencies) > definition.head_dim for rope in ropes),
+        "queries that grow with their position": any(rope.growth is not None for rope in ropes),
+        "norms of all queries and keys together": definition.head_norms == "all",
+        "no norm before attention and MLP": not (norms.before_attention and norms.before_mlp),
+        f"the activation {definition.activation}": definition.activation not in ACTIVATIONS,
+    }.items():
+        if it_has:
+            raise NotNative(f"it has {what}")
+
+
+def _layers(model: Decoder) -> list[DecoderLayer]:
+    return [layer for layer in model.model.layers if isinstance(layer, DecoderLayer)]
+
+
+def _find_matrices(layer: DecoderLayer, kind: type[nn.Module]) -> Matrices:
+    mlp = layer.mlp_or_experts
+    if not isinstance(mlp, GatedMlp):
+        raise NotNative(f"it has {type(mlp).__name__}, not an MLP with a gate")
+    found = (_stacked(layer.self_attn), layer.self_attn.o_proj, _stacked(mlp), mlp.down_proj)
+    return Matrices(*(_checked(matrix, kind) for matrix in found))
+
+
+def _stacked(module: Projections) -> nn.Module | None:
+    """Return the one matrix of all projections; None: they are separate."""
+    whole: nn.Module | None = module.whole.linear if isinstance(module.whole, Stack) else module.whole
+    return whole
+
+
+def _checked(module: nn.Module | None, kind: type[nn.Module]) -> nn.Module:
+    if not isinstance(module, kind):
+        raise NotNative(f"a linear layer is not packed for it ({type(module).__name__})")
+    return module
+
+
+def _check_norm(module: nn.Module | None, width: int) -> RmsNorm:
+    if not isinstance(module, RmsNorm):
+        raise NotNative(f"it has {type(module).__name__}, not a root mean square norm")
+    if len(module.weight) != width:
+        raise NotNative(f"it has a norm over {len(module.weight)} dimensions, not over {width}")
+    return module
+
+
+def _check_sizes(model: Decoder, layers: list[Matrices], head: Any, spec: KVSpec) -> None:
+    hidden = model.definition.width
+    # Name, matrix, input size, output size (None: any).
+    linears: list[tuple[str, Any, int, int | None]] = [("head", head, hidden, None)]
+    for layer, of in zip(layers, spec.layers, strict=True):
+        inner = layer.down.in_features
         linears += [
             ("qkv", layer.qkv, hidden, of.heads * of.key_dim + of.kv_heads * (of.key_dim + of.value_dim)),
             ("out", layer.out, of.heads * of.value_dim, hidden),
             ("gate and up", layer.gate_up, hidden, 2 * inner),
             ("down", layer.down, inner, hidden),
         ]
-        norms += [norm for norm in (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp) if norm]
-    for name, module, inputs, outputs in linears:
-        sizes = sizes_of(module)
-        if (sizes.in_features, sizes.dtype) != (inputs, spec.dtype) or outputs not in (None, sizes.out_features):
-            raise UnknownStructure(f"{name} is {module}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
-    if any(width % PANEL for width in widths):
-        raise UnknownStructure(f"an MLP of {max(widths, key=lambda width: width % PANEL)} inner values, not a multiple of {PANEL}")
-    if any(len(norm.weight) != hidden for norm in norms):
-        raise UnknownStructure(f"norms over {sorted({len(norm.weight) for norm in norms})} dimensions, not over {hidden}")
-    embedded = decoder.embed(torch.zeros(1, dtype=torch.int64, device=decoder.embed.weight.device))  # type: ignore[arg-type]  # a tensor's
+    for name, linear, inputs, outputs in linears:
+        dtype = linear.weight.dtype if isinstance(linear, nn.Linear) else linear.dtype
+        if (linear.in_features, dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
+            raise NotNative(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
+    if odd := [layer.down.in_features for layer in layers if layer.down.in_features % PANEL]:
+        raise NotNative(f"it has an MLP of {odd[0]} inner values, not a multiple of {PANEL}")
+    embedded = model.model.embed(torch.zeros(1, dtype=torch.int64, device=model.device))
     if (embedded.shape[-1], embedded.dtype) != (hidden, spec.dtype):
-        raise UnknownStructure(f"an embedding of {embedded.shape[-1]} dimensions in {embedded.dtype}, not {hidden} in {spec.dtype}")
-
-
-def _packed_sizes(module: torch.nn.Module) -> Sizes:
-    linear = _packed(module)
-    return Sizes(linear.in_features, linear.out_features, linear.dtype)
-
-
-def _layer(layer: Layer, attention: ctypes.Structure, group: int) -> native.Layer:
-    return native.Layer(
-        before_attention=_norm(layer.before_attention),
-        query=_norm(layer.query_norm),
-        key=_norm(layer.key_norm),
-        after_attention=_norm(layer.after_attention),
-        before_mlp=_norm(layer.before_mlp),
-        after_mlp=_norm(layer.after_mlp),
-        qkv=_linear(layer.qkv),
-        out=_linear(layer.out),
-        gate_up=_linear(layer.gate_up),
-        down=_linear(layer.down),
-        attention=ctypes.addressof(attention),
-        rope=layer.rope,
-        activation=native.ACTIVATIONS.index(layer.activation),
-        group=group,
-    )
-
-
-def _norm(norm: Norm | None) -> native.Norm:
-    return native.Norm() if norm is None else native.Norm(norm.weight.data_ptr(), norm.eps)
-
-
-def _linear(module: torch.nn.Module) -> int:
-    return ctypes.addressof(_packed(module).native)
-
-
-def _features(module: torch.nn.Module) -> int:
-    return _packed(module).out_features
-
-
-def _packed(module: torch.nn.Module) -> NativeLinear:
-    if not isinstance(module, NativeLinear):
-        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
-    return module
+        raise NotNative(f"it has an embedding of {embedded.shape[-1]} dimensions in {embedded.dtype}, not {hidden} in {spec.dtype}")

@@ -13,8 +13,9 @@ from fairlead_worker.execution.cuda_graphs.decodes import Choice, GraphedDecodes
 from fairlead_worker.execution.cuda_graphs.piecewise import PiecewiseGraphs
 from fairlead_worker.execution.draft import Drafter, Drafts
 from fairlead_worker.execution.followers import Followers
-from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
+from fairlead_worker.execution.forward import Forward, HiddenStates, choose_forward, plain_forward
 from fairlead_worker.execution.host import HostStore
+from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.pack import pack, pack_groups
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
@@ -50,10 +51,13 @@ class ModelRunner:
     ) -> None:
         self.loaded = loaded
         self.backend = backend
-        self.forward: Forward = choose_forward(loaded, backend, native_decoder)
+        chosen = choose_forward(loaded, backend, native_decoder)
+        self.path = chosen.path
+        """How rows without an adapter are computed."""
+        self.forward: Forward = chosen
         if adapters is not None:
-            modules = self.forward if isinstance(self.forward, ModuleForward) else ModuleForward(loaded.model)
-            self.forward = AdaptedForward(self.forward, modules, adapters, backend)
+            layers = plain_forward(loaded.model) if isinstance(chosen, NativeForward) else chosen
+            self.forward = AdaptedForward(chosen, layers, adapters, backend)
         groups = backend.spec.num_groups
         self.pack = pack if groups == 1 else partial(pack_groups, groups=groups)
         self.host = host

@@ -11,6 +11,8 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 PoolingKind = Literal["last", "mean", "cls"]
 """How the hidden states of a prompt are pooled: the last token's, the mean of all, or (encoders) the first token's."""
+DecoderPath = Literal["native", "layers", "transformers"]
+"""How a decoder is computed: a whole step in one native call, by our own layers one by one, or by transformers' code."""
 Activation = Literal["sigmoid", "softmax", "none"]
 """What turns the logits of a classifier into its scores."""
 
@@ -399,8 +401,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Class name of the attention backend."""
     cpu_level: str = ""
     """One of `isa.LEVELS`; empty on another device."""
-    native_decoder: bool = False
-    """Whether a step of the whole model is one native call."""
+    decoder: DecoderPath | Literal[""] = ""
+    """Empty for an encoder."""
     kv_groups: str = ""
     """How many groups of layers have KV pages of their own, and what for; of one group, why."""
     modes: StepModes = StepModes()

@@ -25,12 +25,12 @@ from fairlead_worker.errors import AdapterError
 from fairlead_worker.ipc.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.files import AdapterFiles, Pair, read_adapter
-from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable_layers, site_of, sizes_of, unsupported_reason
+from fairlead_worker.lora.layers import adaptable_layers, site_of, sizes_of, unsupported_reason
 from fairlead_worker.lora.parts import part_of
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import TRIAL_TOKENS, trial_logits
 from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)

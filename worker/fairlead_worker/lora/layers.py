@@ -6,12 +6,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.fuse import Stack
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.layers.stack import Stack
+from fairlead_worker.model.trial import TRIAL_TOKENS, trial_logits
 from fairlead_worker.sharding.group import Gathered, Summed
-
-TRIAL_TOKENS = 5
-"""Number of tokens of `trial_logits`."""
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:

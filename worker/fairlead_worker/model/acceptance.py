@@ -37,3 +37,16 @@ def find_refusal(candidate: torch.Tensor, replaced: torch.Tensor, exact: torch.T
         if not ours <= margin * theirs + FLOOR:
             return f"it is {what} {ours:.1e} from float32, and what it would replace {theirs:.1e}, both relative to the size"
     return ""
+
+
+def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:
+    """Return [1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
+    generator = torch.Generator().manual_seed(width)
+    return torch.randn(1, count, width, generator=generator).to(like)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Return whether two tensors are equal but for the order of a sum and a rounding to their dtype, in units of the largest number."""
+    tolerance = max(2 * torch.finfo(want.dtype).eps, 1e-5)
+    scale = want.abs().max().float().item() or 1.0
+    return bool((got.float() - want.float()).abs().max().item() <= scale * tolerance)

@@ -87,11 +87,12 @@ def layer_spec(
         # The mask of generate() follows the layer's type, so the type decides if the two disagree.
         window=None if kind == "full_attention" or not window else int(window),
         softcap=kwargs.get("softcap"),
-        sinks=_numbers(sinks) if (sinks := kwargs.get("s_aux")) is not None else None,
+        sinks=sink_numbers(sinks) if (sinks := kwargs.get("s_aux")) is not None else None,
     )
 
 
-def _numbers(sinks: torch.Tensor) -> tuple[float, ...]:
+def sink_numbers(sinks: torch.Tensor) -> tuple[float, ...]:
+    """Return the scores of sinks [heads]; zeros of a model without weights."""
     return (0.0,) * len(sinks) if sinks.is_meta else tuple(sinks.float().tolist())
 
 

@@ -11,13 +11,14 @@ from typing import Any, Final, Literal
 
 from fairlead_worker.model.wrappers import PLAIN, WRAPPERS
 
-Path = Literal["native", "modules"]
+Path = Literal["native", "layers", "transformers"]
 Compared = Literal["every setting", "chunks and cache"]
 ENCODERS: Final = ("bert", "camembert", "modernbert", "roberta", "xlm-roberta")
 """The keys of `families.registry.FAMILIES`, which imports torch."""
 PATHS: Final[Mapping[str, str]] = {
-    "native": "one native call runs a whole step on a CPU",
-    "modules": "transformers' modules, around our attention and linear layers",
+    "native": "a definition of our own, of which one native call runs a whole step on a CPU",
+    "layers": "a definition of our own, layer by layer; experts are transformers' blocks",
+    "transformers": "transformers' code, around our attention and linear layers",
     "encoder": "layers of our own, without padding",
 }
 COMPARED: Final[Mapping[str, str]] = {
@@ -57,7 +58,7 @@ class Family:
     model_type: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the small config, besides `COMMON`."""
-    path: Path = "modules"
+    path: Path = "transformers"
     mechanisms: str = ""
     """As `model.mechanisms` finds them."""
     compared: Compared = "chunks and cache"
@@ -131,15 +132,16 @@ SERVED: Final[Mapping[str, Family]] = {
         "windows and full attention, soft-capped scores, soft-capped logits",
     ),
     "gemma3": _thorough("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, "native", "windows and full attention"),
-    "gpt2": _thorough("gpt2", _GPT2, "modules"),
+    "gpt2": _thorough("gpt2", _GPT2, "transformers"),
     "afmoe": Family("afmoe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
     "apertus": Family("apertus", mechanisms="llama3 rope"),
-    "arcee": Family("arcee", _HEADS),
+    "arcee": Family("arcee", {**_HEADS, "mlp_bias": True}, path="layers"),
     "aria (text)": Family("aria_text", {**_HEADS, "moe_num_experts": 8, "moe_num_shared_experts": 1, "moe_topk": 2}, mechanisms="experts"),
     "axk1": Family("axk1", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
     "bitnet": Family("bitnet"),
-    "cohere": Family("cohere"),
-    "cohere2": Family("cohere2", _WINDOWS, mechanisms="windows and full attention"),
+    "cohere": Family("cohere", path="layers"),
+    "cohere with norms of heads": Family("cohere", {"use_qk_norm": True}),
+    "cohere2": Family("cohere2", _WINDOWS, path="layers", mechanisms="windows and full attention"),
     "cohere_compass (text)": Family(
         "cohere_compass_text",
         {
@@ -167,11 +169,11 @@ SERVED: Final[Mapping[str, Family]] = {
     "deepseek_v2": Family("deepseek_v2", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
     "deepseek_v3": Family("deepseek_v3", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
     "dots1": Family("dots1", {**_ROUTED, **_GROUPS, **_WINDOWS, **_TYPES}, mechanisms="windows and full attention, experts"),
-    "ernie4_5": Family("ernie4_5", _HEADS),
+    "ernie4_5": Family("ernie4_5", {**_HEADS, "use_bias": True}, path="layers"),
     "ernie4_5_moe": Family(
         "ernie4_5_moe", {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 1}, mechanisms="experts"
     ),
-    "exaone4": Family("exaone4", _WINDOWS, mechanisms="windows and full attention"),
+    "exaone4": Family("exaone4", _WINDOWS, path="layers", mechanisms="windows and full attention"),
     "exaone_moe": Family(
         "exaone_moe",
         {**_MOE, **_SHARED, **_GROUPS, **_WINDOWS, "first_k_dense_replace": 1},
@@ -209,21 +211,26 @@ SERVED: Final[Mapping[str, Family]] = {
         {**_HEADS, **_WINDOWS, "global_head_dim": 32},
         mechanisms="windows and full attention, layers with other heads, proportional rope",
     ),
-    "glm": Family("glm", _HEADS),
-    "glm4": Family("glm4", _HEADS),
-    "glm4_moe": Family("glm4_moe", {**_HEADS, **_ROUTED}, mechanisms="experts"),
+    "glm": Family("glm", _HEADS, path="layers"),
+    "glm4": Family("glm4", _HEADS, path="layers"),
+    "glm4_moe": Family("glm4_moe", {**_HEADS, **_ROUTED}, path="layers", mechanisms="experts"),
     "glm4_moe_lite": Family("glm4_moe_lite", {**_ROUTED, **_LATENT, **_GROUPS}, mechanisms="latents, cached as keys and values, experts"),
     "gpt-sw3": Family("gpt-sw3", _GPT2),
     "gpt_bigcode": Family("gpt_bigcode", _GPT2),
     "gpt_neox": Family("gpt_neox"),
     "gpt_oss": Family(
-        "gpt_oss", {**_HEADS, **_LOCAL, **_WINDOWS}, mechanisms="windows and full attention, attention sinks, experts, yarn rope"
+        "gpt_oss",
+        {**_HEADS, **_LOCAL, **_WINDOWS},
+        path="layers",
+        mechanisms="windows and full attention, attention sinks, experts, yarn rope",
     ),
     "granite": Family(
-        "granite", {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+        "granite",
+        {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+        path="layers",
     ),
     "granite_swa": Family("granite_swa", _WINDOWS, mechanisms="windows and full attention, attention sinks"),
-    "granitemoe": Family("granitemoe", _LOCAL, mechanisms="experts"),
+    "granitemoe": Family("granitemoe", _LOCAL, path="layers", mechanisms="experts"),
     "granitemoe_swa": Family(
         "granitemoe_swa",
         {**_LOCAL, **_WINDOWS, "shared_intermediate_size": 64},
@@ -271,29 +278,39 @@ SERVED: Final[Mapping[str, Family]] = {
         mechanisms="windows and full attention, attention sinks, layers with other heads, experts",
     ),
     "minicpm3": Family("minicpm3", _LATENT, mechanisms="latents, cached as keys and values"),
-    "minimax_m2": Family("minimax_m2", {**_HEADS, **_LOCAL}, mechanisms="experts"),
+    "minimax_m2": Family("minimax_m2", {**_HEADS, **_LOCAL}, path="layers", mechanisms="experts"),
     "ministral": Family("ministral", {**_HEADS, **_WINDOWS}, path="native", mechanisms="windows"),
     "ministral3": Family("ministral3", _HEADS, path="native", mechanisms="yarn rope"),
-    "mixtral": Family("mixtral", _LOCAL, mechanisms="experts"),
+    "ministral3 beyond its original context": Family(
+        "ministral3",
+        {**_HEADS, **_rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL, llama_4_scaling_beta=0.5)},
+        path="layers",
+        mechanisms="yarn rope",
+    ),
+    "mixtral": Family("mixtral", _LOCAL, path="layers", mechanisms="experts"),
     "modernbert-decoder": Family(
         "modernbert-decoder", {"local_attention": 96, "num_hidden_layers": 4, "pad_token_id": 0}, mechanisms="windows and full attention"
     ),
     "nanochat": Family("nanochat", mechanisms="soft-capped logits"),
     "olmo": Family("olmo"),
-    "olmo2": Family("olmo2"),
-    "olmo3": Family("olmo3", _WINDOWS, mechanisms="windows and full attention"),
-    "olmoe": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}, mechanisms="experts"),
+    "olmo2": Family("olmo2", path="layers"),
+    "olmo3": Family("olmo3", _WINDOWS, path="layers", mechanisms="windows and full attention"),
+    "olmoe": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}, path="layers", mechanisms="experts"),
+    "olmoe, clipped": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 1.5}, mechanisms="experts"),
     "opt": Family("opt", _OPT),
     "persimmon": Family("persimmon"),
     "phi": Family("phi"),
     "phi3": Family("phi3", {"pad_token_id": 0}, path="native"),
     "phimoe": Family("phimoe", {**_LOCAL, "sliding_window": 48}, mechanisms="windows, experts"),
-    "qwen2_moe": Family("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [0]}, mechanisms="experts"),
-    "qwen3_moe": Family("qwen3_moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}, mechanisms="experts"),
+    "qwen2_moe": Family(
+        "qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [0]}, path="layers", mechanisms="experts"
+    ),
+    "qwen3_moe": Family("qwen3_moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}, path="layers", mechanisms="experts"),
     "seed_oss": Family("seed_oss", _HEADS, path="native"),
     "smollm3": Family("smollm3", path="native"),
+    "smollm3 without ropes": Family("smollm3", {"num_hidden_layers": 4}, path="native"),
     "solar_open": Family("solar_open", {**_HEADS, **_ROUTED, **_GROUPS}, mechanisms="experts"),
-    "starcoder2": Family("starcoder2", {"sliding_window": 64}, mechanisms="windows"),
+    "starcoder2": Family("starcoder2", {"sliding_window": 64}, path="layers", mechanisms="windows"),
     "vaultgemma": Family(
         "vaultgemma",
         {**_GEMMA, "attn_logit_softcapping": 5.0},

@@ -19,9 +19,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8, TILE
-from fairlead_worker.model.fused.experts import is_experts
-from fairlead_worker.model.fused.gated import activation_of
-from fairlead_worker.model.fused.patch import Unfused
+from fairlead_worker.model.fused.changes import Unfused
+from fairlead_worker.model.fused.experts import activation_of, is_experts
 from fairlead_worker.model.lowbit.checkpoint import count_experts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales

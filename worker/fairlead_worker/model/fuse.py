@@ -1,134 +1,175 @@
-"""Fusion: projections of one input stacked into one matrix (q, k and v; gate and up), and activations in one operator.
+"""Kernels of a GPU for the small operations of a model, chosen at load: norms and the sums before them, activations, experts, ropes.
 
-No forward is parsed or replaced. Each projection becomes a shim of the same name: the first one called runs the stacked matrix, the
-others take their slices of its output. So neither the order of a family's calls nor an unused projection matters.
+Each kind is tried in the whole model on tokens of a text, by the rule of `model.acceptance`. A kind that fails is undone, with a warning
+that gives the reason. Models of transformers' own code get the kernels of experts only.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
-from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.acceptance import find_refusal
-from fairlead_worker.model.lowbit.experts import LowBitExperts
-from fairlead_worker.model.lowbit.linear import LowBitLinear
-from fairlead_worker.model.quantized import is_plain
-from fairlead_worker.model.trial_text import ENDS, Reference, run_whole
+from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
+from fairlead_worker.model.acceptance import find_refusal, sample_input
+from fairlead_worker.model.decoder import Decoder, DecoderLayer
+from fairlead_worker.model.exact import widened
+from fairlead_worker.model.fused import sums
+from fairlead_worker.model.fused.changes import Changes, Unfused
+from fairlead_worker.model.fused.experts import fuse_experts, is_experts
+from fairlead_worker.model.fused.library import DTYPES, Library
+from fairlead_worker.model.layers.mlp import KERNELS, GatedMlp
+from fairlead_worker.model.layers.norm import RmsNorm
+from fairlead_worker.model.lowbit.linear import Fp8Linear
+from fairlead_worker.model.trial import trial
+from fairlead_worker.model.trial_text import TrialText
+from fairlead_worker.sharding.group import Group, Summed
 
 logger = logging.getLogger(__name__)
 
-GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Name of the stack in its parent -> the children that it replaces, by the names that nearly all families use."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KINDS = ("norm", "sums", "activation", "experts", "rope")
+Fuse = Callable[[Changes], None]
+"""Changes a model. Raises Unfused, or what a compiler or a kernel loader raises."""
 
 
-class Stack(nn.Module):
-    """One linear layer in place of several. It keeps its last output until each of them has taken its slice."""
+def fuse_layers(model: PreTrainedModel, library: Library, limit: int, text: TrialText, kinds: tuple[str, ...] = KINDS) -> tuple[str, ...]:
+    """Fuse those of `kinds` that can be in `model`; return which were. limit: positions of the longest request. text: what is tried.
 
-    def __init__(self, parts: list[nn.Linear] | list[LowBitLinear]) -> None:
-        super().__init__()
-        first = parts[0]
-        self.linear: nn.Module = _stacked(parts) if isinstance(first, nn.Linear) else first.stacked(parts[1:])
-        self.sizes = [p.out_features for p in parts]
-        self._input: torch.Tensor | None = None
-        self._answers: list[torch.Tensor | None] = []
-
-    def take(self, part: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Return slice `part` of the stack's output for `inputs`. The output is kept for this very tensor only, and each slice is
-        returned once.
-        """
-        answer = self._answers[part] if inputs is self._input else None
-        if answer is None:
-            self._input, self._answers = inputs, list(self.linear(inputs).split(self.sizes, -1))
-            answer = self._answers[part]
-            assert answer is not None
-        self._answers[part] = None
-        if not any(a is not None for a in self._answers):
-            self._input = None
-        return answer
-
-
-class Slice(nn.Module):
-    """Shim in place of a projection."""
-
-    def __init__(self, stack: Stack, part: int, replaced: nn.Linear | LowBitLinear) -> None:
-        super().__init__()
-        self._stack = (stack,)  # a tuple hides the stack from torch: it must be a child of its parent only, not of each slice
-        self.part = part
-        self.in_features, self.out_features = replaced.in_features, replaced.out_features
-
-    @property
-    def stack(self) -> Stack:
-        return self._stack[0]
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.stack.take(self.part, inputs)
-
-
-def _stacked(parts: Sequence[Any]) -> nn.Linear:
-    with torch.device("meta"):
-        linear = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=False)
-    linear.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
-    if parts[0].bias is not None:
-        linear.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
-    return linear
-
-
-@torch.inference_mode()
-def fuse_projections(model: PreTrainedModel, layers: tuple[LayerSpec, ...], reference: Reference) -> int:
-    """Stack projections of `model` in place; return the number of stacks.
-
-    The first stack of each group is tried in a forward pass of the whole model (`model.acceptance`). The others hold the same weights in
-    the same way. All groups are tried together, and one by one if that fails.
+    `sums` needs `norm`, and `activation` needs stacked projections. The ranks of a sharded model call this together, and all of them
+    fuse a kind or none does.
     """
-    sites = _stack_sites(model)
-    names = [name for name, parents in sites.items() if parents]
-    if not names:
-        return 0
+    name, dtype = type(model).__name__, model.dtype
+    fusions = _fusions(model, library, limit)
+    if not fusions:
+        return ()
+    if dtype not in DTYPES:
+        logger.warning("%s: no layers are fused: kernels are for 16 bits, and it is in %s", name, str(dtype).removeprefix("torch."))
+        return ()
+    group = sums.group_of(model)
+    before = trial(model, limit, text)
+    try:
+        with widened(model):
+            exact = trial(model, limit, text)
+    except Exception as error:  # whatever a family's own code raises
+        logger.warning("%s: no layers are fused: it does not run in float32: %s", name, _shown(error))
+        return ()
+    made: dict[str, int] = {}
+    for kind in (kind for kind in KINDS if kind in kinds and kind in fusions):
+        changes = Changes()
 
-    ends = ENDS.to(model.device)
+        def apply() -> None:
+            with nullcontext() if group is None else group.rehearse():  # so that no rank waits for one that fails
+                fusions[kind](changes)  # noqa: B023  # runs immediately
+                if group is not None:
+                    trial(model, limit, text)
 
-    def run() -> torch.Tensor:
-        return reference.take(run_whole(model, layers, reference.text, model.dtype, ends), ends)
+        def compare() -> None:
+            for numbers in zip(trial(model, limit, text), before, exact, strict=True):
+                if refusal := find_refusal(*numbers):
+                    raise Unfused(refusal)
 
-    def find_problem(names: Sequence[str]) -> str:
-        replaced = [(sites[name][0], name, _stack(sites[name][0], name)) for name in names]
-        try:
-            return find_refusal(run(), before, reference.logprobs[ends])
-        except Exception as error:  # whatever a family's own code raises for a shim
-            return f"the model does not run: {error}"
-        finally:
-            for parent, name, parts in replaced:
-                delattr(parent, name)
-                for child, part in parts.items():
-                    setattr(parent, child, part)
-
-    before = run()
-    problems = dict.fromkeys(names, "") if not find_problem(names) else {name: find_problem([name]) for name in names}
-    for name, problem in problems.items():
-        if problem:
-            logger.warning("%s: %s stays unfused: %s", type(model).__name__, "/".join(GROUPS[name]), problem)
-    taken = [(parent, name) for name, problem in problems.items() if not problem for parent in sites[name]]
-    for parent, name in taken:
-        _stack(parent, name)
-    return len(taken)
+        reason = "its norms are not fused" if kind == "sums" and "norm" not in made else _failure(apply, group) or _failure(compare, group)
+        if reason:
+            logger.warning("%s: %s stays unfused: %s", name, kind, reason)
+            changes.undo()
+        else:
+            made[kind] = len(changes)
+    logger.info("%s: fused %s", name, ", ".join(f"{kind} ({count} places)" for kind, count in made.items()) or "nothing")
+    return tuple(made)
 
 
-def stack_projections(model: nn.Module) -> None:
-    """Stack all projections of `model` in place without a trial, as of a model without weights."""
-    for name, parents in _stack_sites(model).items():
-        for parent in parents:
-            _stack(parent, name)
+def _fusions(model: PreTrainedModel, library: Library, limit: int) -> dict[str, Fuse]:
+    """Return how each kind that `model` has is fused."""
+    found: dict[str, Fuse] = {}
+    if isinstance(model, Decoder):
+        if any(isinstance(module, RmsNorm) for module in model.modules()):
+            found["norm"] = partial(_fuse_norms, model, library)
+        if sums.group_of(model) is not None:
+            found["sums"] = partial(_fuse_sums, model)
+        if any(isinstance(module, GatedMlp) for module in model.modules()):
+            found["activation"] = partial(_fuse_activations, model, library)
+        if model.model.ropes:
+            found["rope"] = partial(_fuse_ropes, model, library, limit)
+    if any(map(is_experts, model.modules())):
+        found["experts"] = partial(fuse_experts, model, library)
+    return found
 
 
-def _stack_sites(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the modules whose projections can be stacked, by the name of the stack."""
-    return {name: [parent for parent in model.modules() if _stackable(parent, name, children)] for name, children in GROUPS.items()}
+def _fuse_norms(model: Decoder, library: Library, changes: Changes) -> None:
+    """Norms, with the sums before them. Norms that only layers in float8 read also round."""
+    for norm in model.modules():
+        if isinstance(norm, RmsNorm):
+            changes.set(norm, "kernels", library)
+    for layer in _layers(model):
+        names = layer.definition.norms
+        for name, reader in ((names.before_attention, layer.self_attn), (names.before_mlp, layer.mlp_or_experts)):
+            narrow = [part for part in reader.modules() if isinstance(part, Fp8Linear)]
+            if isinstance(norm := layer.norm(name), RmsNorm) and narrow and narrow[0].rounder.fuses:
+                changes.set(norm, "rounder", narrow[0].rounder)
+
+
+def _fuse_sums(model: Decoder, changes: Changes) -> None:
+    group = sums.group_of(model)
+    assert group is not None, "the model is sharded"
+    if reason := sums.unsupported(group):
+        raise Unfused(reason)
+    made = sums.RankSum(sums.load_library(), group, model.definition.width, model.dtype)
+    layers = _layers(model)
+    following = [*(layer.norm(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.norm]
+    for layer, next_norm in zip(layers, following, strict=True):
+        names, mlp = layer.definition.norms, layer.mlp_or_experts
+        for last, after, norm in (
+            (layer.self_attn.o_proj, names.after_attention, layer.norm(names.before_mlp)),
+            (getattr(mlp, "down_proj", None), names.after_mlp, next_norm),
+        ):
+            if not isinstance(last, Summed) or last.bias is not None or isinstance(last.layer, Fp8Linear) or after:
+                continue
+            if isinstance(norm, RmsNorm) and norm.rounder is None and layer.definition.residual_scale == 1:
+                changes.set(last, "deferred", True)
+                changes.set(norm, "sums", made)
+    if not changes:
+        raise Unfused("no norm in 16 bits follows a sum over ranks")
+
+
+def _fuse_activations(model: Decoder, library: Library, changes: Changes) -> None:
+    for mlp in model.modules():
+        if isinstance(mlp, GatedMlp) and mlp.whole is not None and mlp.activation in KERNELS:
+            changes.set(mlp, "kernels", library)
+    if not changes:
+        raise Unfused("it has no MLP whose gate and up are one matrix, with an activation that the kernels have")
+
+
+def _fuse_ropes(model: Decoder, library: Library, limit: int, changes: Changes) -> None:
+    if other := {spec.key_dim for spec in model.specs} - set(HEAD_DIMS):
+        raise Unfused(f"its heads are of {', '.join(map(str, sorted(other)))}, and the kernel is for {', '.join(map(str, HEAD_DIMS))}")
+    if model.definition.interleaved:
+        raise Unfused("it rotates neighbours, and the kernel halves of a head")
+    for rope in model.model.ropes.values():
+        changes.set(rope, "table", torch.cat(rope.tables(torch.arange(limit, device=model.device)), 1))
+        changes.set(rope, "kernels", library)
+
+
+def _layers(model: Decoder) -> list[DecoderLayer]:
+    return [layer for layer in model.model.layers if isinstance(layer, DecoderLayer)]
+
+
+def _failure(work: Callable[[], None], group: Group | None) -> str:
+    """Return why `work` fails, on this rank or on another; empty: it does not."""
+    failure = ""
+    try:
+        work()
+    except Exception as error:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
+        failure = str(error) if isinstance(error, Unfused) else _shown(error)
+    return failure if group is None else group.agree(failure)
+
+
+def _shown(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1][:200] if lines else 'no reason given'}"
 
 
 @torch.inference_mode()
@@ -141,7 +182,7 @@ def fuse_activations(model: PreTrainedModel) -> int:
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) in (NewGELUActivation, FastGELUActivation) and not _has_hooks(child)
+        if type(child) in (NewGELUActivation, FastGELUActivation) and not child._forward_hooks
     ]
     if not sites:
         return 0
@@ -151,57 +192,3 @@ def fuse_activations(model: PreTrainedModel) -> int:
     for parent, name in sites:
         setattr(parent, name, nn.GELU(approximate="tanh"))
     return len(sites)
-
-
-def close(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Return whether two tensors are equal but for the order of a sum and a rounding to their dtype, in units of the largest number."""
-    tolerance = max(2 * torch.finfo(want.dtype).eps, 1e-5)
-    scale = want.abs().max().float().item() or 1.0
-    return bool((got.float() - want.float()).abs().max().item() <= scale * tolerance)
-
-
-def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
-    parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(isinstance(part, nn.Module) and not _has_hooks(part) for part in parts):
-        return False
-    if isinstance(first := parts[0], LowBitLinear):
-        return all(part is not None and first.matches(part) for part in parts)
-    if not all(type(part) is nn.Linear and is_plain(part) for part in parts):
-        return False
-    linears = [part for part in parts if isinstance(part, nn.Linear)]
-    return (
-        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1 and linears[0].weight.dtype in DTYPES
-    )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _stack(parent: nn.Module, name: str) -> dict[str, Any]:
-    """Replace the projections of a group by their stack; return them by name."""
-    parts = {child: getattr(parent, child) for child in GROUPS[name]}
-    stack = Stack(list(parts.values()))
-    for index, (child, part) in enumerate(parts.items()):
-        setattr(parent, child, Slice(stack, index, part))
-    setattr(parent, name, stack)
-    return parts
-
-
-def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:
-    """Return [1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
-    generator = torch.Generator().manual_seed(width)
-    return torch.randn(1, count, width, generator=generator).to(like)
-
-
-def sample_for(linear: nn.Module, count: int = 5) -> torch.Tensor:
-    """Return `sample_input` for a linear layer."""
-    weight: Any = linear.weight
-    if isinstance(linear, LowBitLinear):
-        return sample_input(linear.in_features, torch.empty(0, dtype=linear.dtype, device=linear.device), count)
-    return sample_input(weight.shape[1], weight, count)
-
-
-def rounds_inputs(module: nn.Module) -> bool:
-    """Return whether some layer of `module` rounds its inputs to 8 bits."""
-    return any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules())

@@ -9,10 +9,11 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model.fuse import GROUPS, Slice, Stack
+from fairlead_worker.model.families.registry import model_class
+from fairlead_worker.model.layers.stack import Projections, Slice, Stack
 from fairlead_worker.native.ggml import GgmlLinear, dequantize_rows, packed_ggml_bytes
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import KINDS
@@ -74,10 +75,10 @@ class GgufWeights:
 class GgmlEmbedding(nn.Module):
     """Embedding of rows that stay in the mapped file: a step widens those of its tokens."""
 
-    def __init__(self, blocks: torch.Tensor, ggml_type: str, width: int, scale: float, dtype: torch.dtype) -> None:
-        """blocks: [tokens, bytes of a row] uint8. scale: factor of all values, as Gemma has."""
+    def __init__(self, blocks: torch.Tensor, ggml_type: str, width: int, dtype: torch.dtype) -> None:
+        """blocks: [tokens, bytes of a row] uint8."""
         super().__init__()
-        self.blocks, self.ggml_type, self.width, self.scale = blocks, ggml_type, width, scale
+        self.blocks, self.ggml_type, self.width = blocks, ggml_type, width
         # A buffer, so that `exact.widened` makes the results float32.
         self.like = nn.Buffer(torch.empty(0, dtype=dtype), persistent=False)
         # Its size is asked for like that of other embeddings.
@@ -85,7 +86,7 @@ class GgmlEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = dequantize_rows(self.blocks[ids.flatten()], self.ggml_type, self.width)
-        return (rows if self.scale == 1 else rows * self.scale).to(self.like.dtype).view(*ids.shape, self.width)
+        return rows.to(self.like.dtype).view(*ids.shape, self.width)
 
 
 class _Projection:
@@ -104,10 +105,6 @@ class _Projection:
 
 class _Missing(nn.Module):
     """The place of a matrix that is put in after the load."""
-
-    def __init__(self, replaced: nn.Module) -> None:
-        super().__init__()
-        self.scale: float | None = getattr(replaced, "scalar_embed_scale", None)
 
 
 def find_gguf(folder: Path) -> Path | None:
@@ -151,7 +148,7 @@ def _from_state(
     weights: GgufWeights, config: PreTrainedConfig, dtype: torch.dtype, state: Mapping[str, "_Widened"], *, keep: bool, device: torch.device
 ) -> PreTrainedModel:
     """Let transformers make the model of `config` and fill it with `state`. keep: matrices get a `_Missing` instead."""
-    family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+    family = model_class(config)
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
         family.__init__(self, config)
@@ -160,7 +157,7 @@ def _from_state(
             self.all_tied_weights_keys = {}  # there are no parameters to tie
             for path, module in list(self.named_modules()):
                 if isinstance(module, nn.Linear | nn.Embedding):
-                    _replace(self, path, _Missing(module))
+                    _replace(self, path, _Missing())
 
     made: type[PreTrainedModel] = type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
     given: dict[str, Any] = {"config": config, "dtype": dtype, "state_dict": dict(state)}
@@ -195,25 +192,23 @@ def _put_matrices(model: PreTrainedModel, weights: GgufWeights, dtype: torch.dty
     source = {path: f"{embedding if path == 'lm_head' and tied else path}.weight" for path in missing}
     arena = Arena(sum(room(_packed_bytes(weights.taken[name])) for path, name in source.items() if path != embedding))
     tensor = weights.taken[source[embedding]]
-    held: Any = model.get_submodule(embedding)
-    scale = 1.0 if held.scale is None else float(held.scale)
-    _replace(model, embedding, GgmlEmbedding(weights.rows(source[embedding]), tensor.type, tensor.shape[1], scale, dtype))
-    for stack, paths in _groups([path for path in missing if path != embedding]):
+    _replace(model, embedding, GgmlEmbedding(weights.rows(source[embedding]), tensor.type, tensor.shape[1], dtype))
+    for stack, paths in _groups(model, [path for path in missing if path != embedding]):
         parts = [_projection(weights, source[path], f"{path}.bias", dtype, arena) for path in paths]
         _put(model, stack, paths, parts)
         for path in paths:
             weights.release(source[path])
 
 
-def _groups(paths: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _groups(model: nn.Module, paths: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the path of a stack and those of its parts; for a layer that is in no stack, its own path twice."""
     for path in paths:
         parent, _, name = path.rpartition(".")
-        stack = next((stack for stack, children in GROUPS.items() if name in children), None)
-        if stack is None:
+        holder = model.get_submodule(parent)
+        if not isinstance(holder, Projections) or name not in holder.PARTS:
             yield path, [path]
-        elif name == GROUPS[stack][0]:
-            yield f"{parent}.{stack}", [f"{parent}.{child}" for child in GROUPS[stack]]
+        elif name == holder.PARTS[0]:
+            yield f"{parent}.{holder.STACK}", [f"{parent}.{child}" for child in holder.PARTS]
 
 
 def _projection(weights: GgufWeights, name: str, bias: str, dtype: torch.dtype, arena: Arena) -> _Projection:
@@ -227,10 +222,9 @@ def _put(model: PreTrainedModel, stack: str, paths: list[str], parts: list[_Proj
     if paths == [stack]:
         _replace(model, stack, parts[0].stacked([]))
         return
-    made = Stack(parts)  # type: ignore[arg-type]  # it asks of parts what a projection has
-    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-        _replace(model, path, Slice(made, number, part))  # type: ignore[arg-type]
-    _replace(model, stack, made)
+    for path, part in zip(paths, parts, strict=True):
+        _replace(model, path, Slice(part))
+    _replace(model, stack, Stack(parts))
 
 
 def _packed_bytes(tensor: Tensor) -> int:

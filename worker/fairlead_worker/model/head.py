@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.attention import ATTENTION, PROBE
-from fairlead_worker.model.fuse import close
+from fairlead_worker.model.acceptance import close
+from fairlead_worker.model.attention import ATTENTION
+from fairlead_worker.model.trial import SelfAttention
 
 
 class Head:
@@ -46,22 +47,17 @@ class Head:
 
 @torch.inference_mode()
 def find_head(model: PreTrainedModel) -> Head | None:
-    """Return the head of `model`; None if no candidate reproduces the model's own logits for a few tokens.
-
-    Leaves the model set to the paged attention function.
-    """
+    """Return the head of `model`; None if no candidate reproduces the model's own logits for a few tokens."""
     tokens = torch.arange(5, device=model.device)[None]
     candidates = [body for body in (model.base_model, model.get_decoder()) if body is not model]
-    model.set_attn_implementation(PROBE)
+    model.set_attn_implementation(ATTENTION)
     try:
         for body in candidates:
             head = Head(model, body)
             with head.record() as answers:
-                whole = model(input_ids=tokens, position_ids=tokens, use_cache=False, step={}).logits[0]
+                whole = model(input_ids=tokens, position_ids=tokens, use_cache=False, step=SelfAttention()).logits[0]
             if len(answers) == 1 and close(head.logits(answers[0], torch.tensor([3, 1], device=model.device)), whole[[3, 1]]):
                 return head
     except (AttributeError, TypeError, IndexError, RuntimeError):  # its forward has another structure
         return None
-    finally:
-        model.set_attn_implementation(ATTENTION)
     return None

@@ -1,4 +1,4 @@
-"""Model loader: a model URI becomes a transformers model that attends through our backends."""
+"""Model loader: a model URI becomes a decoder of our own, or a transformers model that attends through our backends."""
 
 import json
 import logging
@@ -21,15 +21,17 @@ from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.expert_checkpoint import KeptExperts, keep_experts
-from fairlead_worker.model.fuse import fuse_activations, fuse_projections, rounds_inputs
-from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.families.registry import model_class
+from fairlead_worker.model.fuse import KINDS, fuse_activations, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.gguf import find_gguf, read_gguf_model
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.checkpoint import has_tensor_scales, keeps_fp8, reshape_scales, take_fp8
 from fairlead_worker.model.lowbit.choose import choose_rounder
+from fairlead_worker.model.lowbit.experts import rounds_inputs
 from fairlead_worker.model.lowbit.int4 import compile_int4, keep_int4
 from fairlead_worker.model.lowbit.linear import keep_fp8
 from fairlead_worker.model.lowbit.stored import COMPRESSED, Stored, find_stored, stored_class, take_stored
@@ -48,6 +50,7 @@ from fairlead_worker.model.quantized import (
     quantize_arguments,
     read_alone,
     read_arguments,
+    round_by_token,
 )
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
@@ -69,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 PROJECTIONS = "projections"
 FUSIONS = (PROJECTIONS, *KINDS)
-"""Stacked projections (`model.fuse`), and the fusions of `fused.fuse` with FlashInfer's kernels."""
+"""Stacked projections (`layers.stack`), and the fusions of `model.fuse` with FlashInfer's kernels."""
 INT4_COST = "4 bits cost 0.003 nats a token on SmolLM2-135M and 0.11 on Gemma 3 270M, int8 at most 0.01: compare your model's answers"
 """Of `python -m bench quality`."""
 Locate = Callable[[str, Progress, ModelCache | None], Path]
@@ -223,6 +226,7 @@ def load_model(
     if packed is not None:
         take_stored(uri, model, torch_dtype, packed.keep)
     dequantize(model, torch_dtype, retain=quantization == "fp8")
+    round_by_token(model)
     if model.device.type == "cuda":
         keep_fp8(model, torch_dtype, choose_rounder)
         keep_int4(model)
@@ -232,9 +236,8 @@ def load_model(
         logger.info("the experts of %d layers stay in few bits", experts.take(model))
     if group is not None and shards is not None:
         connect(model, shards, group)
-    fix_long_rope(model, limit)
     try:
-        layers = probe_layers(model)
+        layers = find_layers(model, limit)
     except UnsupportedAttention as error:
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
     progress("fuse", 0)
@@ -250,12 +253,13 @@ def load_model(
     if in_blocks:
         logger.info("linear layers stay in the blocks of %s", blocks)
     elif model.device.type == "cpu":
-        fuse_projections(model, layers, reference)
+        if isinstance(model, Decoder):
+            model.stack()
         pack_linears(model, native_quantization)
         if native_quantization != "none":
             reference = Reference.compute(model, layers, text)
     else:
-        fused = _fuse(model, layers, limit, fuse, reference)
+        fused = fuse_model(model, limit, fuse, text)
         compile_int4(model)
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
@@ -283,13 +287,21 @@ def load_model(
     )
 
 
-def _fuse(
-    model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...], reference: Reference
-) -> tuple[str, ...]:
-    """Apply the `wanted` fusions; return those that succeeded."""
-    stacked = (PROJECTIONS,) if PROJECTIONS in wanted and fuse_projections(model, layers, reference) else ()
+def find_layers(model: PreTrainedModel, limit: int) -> tuple[LayerSpec, ...]:
+    """Return what each layer needs of attention: by our definition, else by running the model. Raises UnsupportedAttention."""
+    if isinstance(model, Decoder):
+        model.prepare(limit)
+        return model.specs
+    logger.info("%s runs by transformers' own code: it is none of our decoders", type(model).__name__)
+    fix_long_rope(model, limit)
+    return probe_layers(model)
+
+
+def fuse_model(model: PreTrainedModel, limit: int, wanted: tuple[str, ...], text: TrialText) -> tuple[str, ...]:
+    """Apply the `wanted` fusions of a GPU; return those that succeeded."""
+    stacked = (PROJECTIONS,) if PROJECTIONS in wanted and isinstance(model, Decoder) and model.stack() else ()
     kernels = library() if set(wanted) & set(KINDS) else None
-    return stacked if kernels is None else (*stacked, *fuse_layers(model, kernels, layers, limit, reference.text, wanted))
+    return stacked if kernels is None else (*stacked, *fuse_layers(model, kernels, limit, text, wanted))
 
 
 def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, bool]:
@@ -391,11 +403,13 @@ def _read_weights(
         given["device_map"] = {"": device}
     given |= further
     try:
-        with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
+        with _weight_progress(progress, size), read_alone(config, model_class(config)), ExitStack() as opened:
             reshapes = has_tensor_scales(config) and (experts is not None or not config.quantization_config["dequantize"])
             read: Callable[..., Any] = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False)
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
-            family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+            family = model_class(config)
+            if issubclass(family, Decoder):
+                read = family.from_pretrained
             tensors: dict[str, Any] | None = None
             if shards is not None or experts is not None or reshapes or is_wrapped:
                 tensors = opened.enter_context(open_tensors(folder, files, text_names if is_wrapped else None))
@@ -403,7 +417,7 @@ def _read_weights(
                     config.tie_word_embeddings = False
                 if shards is not None:
                     cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
-                    family, tensors = part_class(config, shards, cut, groups), dict(cut)
+                    family, tensors = part_class(family, shards, cut, groups), dict(cut)
             if tensors is not None:
                 source = {"pretrained_model_name_or_path": None, "state_dict": reshape_scales(tensors) if reshapes else tensors}
                 read = family.from_pretrained

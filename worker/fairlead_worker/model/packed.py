@@ -13,8 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fairlead_worker.model.acceptance import find_refusal
-from fairlead_worker.model.fuse import sample_input
+from fairlead_worker.model.acceptance import find_refusal, sample_input
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes

@@ -37,18 +37,3 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         raise UnsupportedAttention(f"{name}: {len(seen)} of {expected} layers use attention; recurrent or hybrid models are not served")
     model.set_attn_implementation(ATTENTION)
     return tuple(seen[layer] for layer in range(expected))
-
-
-@torch.inference_mode()
-def trial_logits(model: PreTrainedModel) -> torch.Tensor:
-    """Return logits [5, vocabulary] of a few tokens that each attend to themselves only.
-
-    Leaves the model set to the paged attention function.
-    """
-    model.set_attn_implementation(PROBE)
-    try:
-        tokens = torch.arange(5, device=model.device)[None]
-        logits: torch.Tensor = model(input_ids=tokens, position_ids=tokens, use_cache=False, step={}).logits[0]
-    finally:
-        model.set_attn_implementation(ATTENTION)
-    return logits

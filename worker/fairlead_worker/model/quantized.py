@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.fp8_layers import LEAST, ROWWISE_FP8, can_retain, exact_scales, retain_fp8
@@ -173,8 +173,8 @@ def _sizes(*sizes: int) -> frozenset[int]:
 
 
 @contextmanager
-def read_alone(config: PreTrainedConfig) -> Iterator[None]:
-    """Read a quantized checkpoint independently of the other ranks inside this context.
+def read_alone(config: PreTrainedConfig, family: type[PreTrainedModel]) -> Iterator[None]:
+    """Read a quantized checkpoint into a model of class `family`, independently of the other ranks, inside this context.
 
     compressed-tensors divides its work over all ranks that it finds and exchanges the results, as if all ranks read the same layers.
     But ranks read different parts, and only rank 0 reads a draft model.
@@ -186,10 +186,7 @@ def read_alone(config: PreTrainedConfig) -> Iterator[None]:
     from compressed_tensors.offload import as_single_threaded
 
     # Scales of other schemes have their own dtypes.
-    with (
-        as_single_threaded(),
-        exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, checkpoint_schemes(given)))),
-    ):
+    with as_single_threaded(), exact_scales(family, all(map(can_retain, checkpoint_schemes(given)))):
         yield
 
 
@@ -216,6 +213,16 @@ def dequantize(model: PreTrainedModel, dtype: torch.dtype, retain: bool) -> None
         decompress_module(module)
         if hasattr(module, "quantization_scheme") and not _rounds(module):  # it is an ordinary layer now
             QuantizationMetadata.clear_quantization(module)
+
+
+def round_by_token(model: PreTrainedModel) -> None:
+    """Let layers whose inputs compressed-tensors rounds take packed rows [T, inputs]: only in [1, T, inputs] has each token its scale."""
+
+    def by_token(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda inputs: forward(inputs[None])[0] if inputs.dim() == 2 else forward(inputs)
+
+    for module in filter(_rounds, model.modules()):
+        module.forward = by_token(module.forward)
 
 
 def _rounds(module: nn.Module) -> bool:

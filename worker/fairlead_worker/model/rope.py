@@ -10,12 +10,15 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fairlead_worker.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
+
+LONG = "up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too"
 
 
 def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
@@ -61,7 +64,26 @@ def fix_long_rope(model: PreTrainedModel, limit: int) -> None:
         frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, model.device, seq_len=original + 1)
         module.register_buffer("inv_freq", frequencies, persistent=False)
         module.rope_type = "default"  # disables transformers' choice by length
-        logger.warning("up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too", limit, original)
+        logger.warning(LONG, limit, original)
+
+
+def find_frequencies(config: Any, kind: str, head_dim: int, partial: bool, limit: int) -> tuple[torch.Tensor, float]:
+    """Return the frequencies [half] float32 of a rope, and the factor of its cosines and sines, as transformers computes them.
+
+    kind: the key of its settings in `rope_parameters`; empty: they are the only ones. partial: whether the family reads a
+    `partial_rotary_factor` there. limit: tokens of the longest text, which decides for longrope as in `fix_long_rope`.
+    """
+    rope = config.rope_parameters[kind] if kind else config.rope_parameters
+    name = rope.get("rope_type", "default")
+    if name == "default":
+        rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if partial else head_dim
+        return 1.0 / rope["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated), 1.0
+    named: dict[str, Any] = {"layer_type": kind} if kind else {}
+    if name == "longrope" and limit > (original := _original(config, rope)):
+        named["seq_len"] = original + 1
+        logger.warning(LONG, limit, original)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **named)
+    return frequencies.float(), float(scale)
 
 
 def _changing(text: PreTrainedConfig) -> Iterator[dict[str, Any]]:

@@ -176,6 +176,9 @@ def check_devices(config: WorkerConfig) -> None:
 class Summed(nn.Module):
     """A layer whose outputs are summed over the ranks. A bias is added once, after the sum."""
 
+    deferred = False
+    """Whether the outputs are left as this rank's part: the norm that reads them sums."""
+
     def __init__(self, layer: nn.Module, group: Group) -> None:
         super().__init__()
         self.layer = layer
@@ -187,7 +190,10 @@ class Summed(nn.Module):
         self.group = group
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        answer = self.group.add(self.layer(*inputs, **named))
+        answer: torch.Tensor = self.layer(*inputs, **named)
+        if self.deferred:
+            return answer
+        answer = self.group.add(answer)
         return answer if self.bias is None else answer + self.bias
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards
@@ -67,12 +67,11 @@ def open_tensors(folder: Path, files: Iterable[str], rename: Rename | None = Non
         yield {name: found[key].get_slice(key) for key, name in names.items()}
 
 
-def part_class(config: PreTrainedConfig, shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:
-    """Return transformers' class for `config`, with layers of this rank's size.
+def part_class(whole: type[PreTrainedModel], shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:
+    """Return class `whole` with layers of this rank's size.
 
     An instance raises Unshardable if one of `tensors` has no such part, before anything is read.
     """
-    whole: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
         whole.__init__(self, config)

@@ -50,6 +50,7 @@ def test_server_info_has_every_setting_and_no_password_and_every_page_a_failed_s
     assert said["settings"]["kv_pages"] == "600" and said["max_model_len"] == 4096
     assert said["system_fingerprint"] == worker.complete(prompt="x", max_tokens=1)["system_fingerprint"]
     assert said["cuda_graphs"] == "off: no CUDA graphs with a CPU" and said["overlap"] == "on"
+    assert said["decoder"] == ("layers" if said["cpu_level"] == "none" else "native")
     why = said["fallback"]
     assert why == "CUDA graphs failed the start-up trial and are off: planted"
     assert worker.client.get("/ready").json()["fallback"] == worker.load()["fallback"] == why

@@ -16,21 +16,18 @@ from tests.worker.fake_gpu.device.gpu import CUDA, FakeGpu, MixedDevices, fake_g
 from tests.worker.fake_gpu.device.triton import FakeProduct, FakeRounder, multiply, widen
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model import loader
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.expert_checkpoint import ExpertForm, KeptExperts
+from fairlead_worker.model.families.registry import model_class
 from fairlead_worker.model.fuse import fuse_activations
-from fairlead_worker.model.fused.library import Library
-from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import choose, int4, rows
 from fairlead_worker.model.lowbit.experts import Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
-from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
-from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.trial_text import LENGTHS, LIKELY, Reference, TrialText
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
@@ -103,13 +100,12 @@ def fake_worker() -> Iterator[FakeGpu]:
         for name in ("kernels.flashinfer", "kernels.registry", "model.loader"):
             patches.enter_context(patch(f"fairlead_worker.{name}.library", lambda: library))
         patches.enter_context(patch("fairlead_worker.sampling.device_filters.flashinfer_library.library", lambda: library))
-        patches.enter_context(patch("fairlead_worker.model.fused.sums._library", lambda: FakeSums(gpu)))
+        patches.enter_context(patch("fairlead_worker.model.fused.sums.load_library", lambda: FakeSums(gpu)))
         patches.enter_context(patch("fairlead_worker.model.fused.sums.unsupported", lambda group: ""))
-        for name in ("model.fuse", "model.connect"):
+        for name in ("model.layers.stack", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
-        patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
         patches.enter_context(patch("fairlead_worker.model.exact.PLAIN", (FakeTensor, nn.Parameter)))
-        for name in ("model.fuse", "model.fused.fuse", "model.fused.gated", "model.fused.experts", "model.fused.norms"):
+        for name in ("model.fuse", "model.fused.experts"):
             patches.enter_context(patch(f"fairlead_worker.{name}.find_refusal", lambda *_: ""))  # there are no numbers to compare
         patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.load_triton_product", lambda: FakeProduct(gpu)))
         for name in ("lowbit.choose", "expert_checkpoint", "loader"):
@@ -141,7 +137,7 @@ def make_model(
 ) -> LoadedModel:
     """Return a model of `config` in bfloat16 on the fake GPU, as the loader leaves it. It is never in the host's memory."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model: PreTrainedModel = model_class(config)._from_config(config, dtype=torch.bfloat16)
     shards = None
     if group is not None:
         shards = Shards(group.rank, group.size)
@@ -155,8 +151,7 @@ def make_model(
         int4.keep_int4(model)
     if group is not None and shards is not None:
         connect(model, shards, group)
-    fix_long_rope(model, limit)
-    layers = probe_layers(model)
+    layers = loader.find_layers(model, limit)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     text = TrialText.random(vocabulary)
     reference = Reference(text, *(torch.zeros(sum(LENGTHS), LIKELY, dtype=dtype, device=CUDA) for dtype in (torch.int64, torch.float32)))
@@ -174,7 +169,7 @@ def make_model(
         reference=reference,
         ranks=1 if group is None else group.size,
         shards=shards,
-        fused=loader._fuse(model, layers, limit, FUSIONS, reference),
+        fused=loader.fuse_model(model, limit, FUSIONS, text),
         kv_scales=None if kv_scale is None else (kv_scale,) * len(layers),
     )
 
@@ -239,10 +234,3 @@ def keep_experts(model: PreTrainedModel, scales: Scales, rounds: bool) -> None:
 def _is_plain(module: nn.Module) -> bool:
     """As `is_plain`, where the weights of a GPU are fake tensors."""
     return type(getattr(module, "weight", None)) is FakeTensor or is_plain(module)
-
-
-def _rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
-    """As `rms_norm`, which tells Gemma's norms by their numbers."""
-    norm = rms_norm(module, library)
-    plus_one = type(module).__name__.startswith("Gemma")
-    return None if norm is None else RmsNorm(library, norm.weight, norm.eps, plus_one)

@@ -12,13 +12,13 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from fairlead_worker.model import loader
-from fairlead_worker.model.fuse import Stack
+from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import checkpoint
 from fairlead_worker.model.lowbit.checkpoint import find_problem, reason_against
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
 from fairlead_worker.model.lowbit.rows import Rounded, TorchRounder, dequantized
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 from fairlead_worker.sharding.group import Group
 
 SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}

@@ -15,15 +15,14 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model import fp8_layers
 from fairlead_worker.model.fixed_rows import fix_rows
-from fairlead_worker.model.fuse import Stack
-from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
-from fairlead_worker.model.fused.trial import trial
+from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import choose
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear, keep_fp8, widened
 from fairlead_worker.model.lowbit.rows import GROUP, TorchRounder, dequantized
-from fairlead_worker.model.probe import probe_layers, trial_logits
+from fairlead_worker.model.trial import trial, trial_logits
 from fairlead_worker.sharding.group import Summed
 
 LIMIT = 200
@@ -150,10 +149,10 @@ def test_norms_and_activations_round_what_is_multiplied(model: PreTrainedModel) 
     rounder = ReferenceRounder()
     keep_fp8(model, torch.bfloat16, lambda _: rounder)
     stack_projections(model)
-    layers, before, exact = probe_layers(model), trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT)
+    before, exact = trial(model, LIMIT, TEXT), trial_exactly(model, LIMIT)
     names = [name for name in vars(Library) if not name.startswith("_")]
     library = cast(Library, SimpleNamespace(**{name: getattr(interpreter, name) for name in names}))
-    assert fuse_layers(model, library, layers, LIMIT, TEXT, KINDS) == ("norm", "residual", "activation"), "heads of 16 have no kernel"
+    assert fuse_layers(model, library, LIMIT, TEXT, KINDS) == ("norm", "activation"), "heads of 16 have no kernel"
     rounder.calls.clear()
     after = trial(model, LIMIT, TEXT)
     assert not refusals(after, before, exact)
@@ -168,7 +167,7 @@ def test_a_hook_reads_what_was_not_rounded(model: PreTrainedModel) -> None:
     stack_projections(model)
     names = [name for name in vars(Library) if not name.startswith("_")]
     library = cast(Library, SimpleNamespace(**{name: getattr(interpreter, name) for name in names}))
-    fuse_layers(model, library, probe_layers(model), LIMIT, TEXT)
+    fuse_layers(model, library, LIMIT, TEXT)
     seen: list[Any] = []
     down = model.get_submodule("model.layers.0.mlp.down_proj")
     handle = down.register_forward_hook(lambda _, inputs, answer: seen.append(inputs[0].dtype))

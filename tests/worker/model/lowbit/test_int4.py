@@ -7,7 +7,7 @@ import torch
 from tests.worker.model.lowbit.int4_reference import layout, multiply
 from torch import nn
 
-from fairlead_worker.model.fuse import Stack
+from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.lowbit import int4
 from fairlead_worker.model.lowbit.int4 import (
     FEW,
@@ -124,8 +124,7 @@ def test_stacks_and_their_parts_are_the_layers() -> None:
     assert all(parts[0].matches(part) for part in parts)
     stack = Stack(parts)
     inputs = rows_of(3, 128)
-    for number, part in enumerate(parts):
-        assert torch.equal(stack.take(number, inputs), part(inputs))
+    assert torch.equal(stack(inputs), torch.cat([part(inputs) for part in parts], -1))
     begin = 0
     for part in parts:
         own = stack.linear.part(begin, begin + part.out_features)

@@ -14,12 +14,12 @@ from tests.worker.model.lowbit.test_checkpoint import Alone
 from transformers import PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model.fuse import Stack
+from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit import int4, stored
 from fairlead_worker.model.lowbit.int4 import Int4Linear, Kernels
 from fairlead_worker.model.lowbit.stored import StoredLinear
-from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.trial import trial_logits
 
 FOUR_BITS = {name: form for name, form in IN_ORDER.items() if "8 bits" not in name} | {
     "GPTQ with act-order": ACT_ORDER,

@@ -20,7 +20,7 @@ async def server_info(worker: Worker, context: RequestContext) -> None:
             max_model_len=worker.max_model_len,
             attention_backend=ready.backend,
             cpu_level=ready.cpu_level,
-            native_decoder=ready.native_decoder,
+            decoder=ready.decoder,
             kv_groups=ready.kv_groups,
             **msgspec.to_builtins(ready.modes),
         )

@@ -107,7 +107,8 @@ class ServerInfo(Answer, kw_only=True):
     max_model_len: int | UnsetType = UNSET
     attention_backend: str | UnsetType = UNSET
     cpu_level: str | UnsetType = UNSET
-    native_decoder: bool | UnsetType = UNSET
+    decoder: str | UnsetType = UNSET
+    """`native`: one call for a whole step; `layers`: our own, one by one; `transformers`: the generic path; empty for an encoder."""
     kv_groups: str | UnsetType = UNSET
     """How many groups of layers have KV pages of their own, and what for; of one group, why."""
     cuda_graphs: str | UnsetType = UNSET

@@ -149,12 +149,12 @@ class _EngineCollector(Collector):
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
         if (ready := self._engine.state.ready) is not None:
-            labels = ("model_name", "backend", "cpu_level", "native_decoder", "cuda_graphs", "overlap", "piecewise_graphs")
-            text = "Engine configuration: attention backend, CPU level, native decoder, CUDA graphs, overlap, piecewise graphs (on or off)."
+            labels = ("model_name", "backend", "cpu_level", "decoder", "cuda_graphs", "overlap", "piecewise_graphs")
+            text = "Engine configuration: attention backend, CPU level, decoder, CUDA graphs, overlap, piecewise graphs (on or off)."
             info = GaugeMetricFamily("fairlead_engine_info", text, labels=labels)
             said = (ready.modes.cuda_graphs, ready.modes.overlap, ready.modes.piecewise_graphs)
             modes = (mode.partition(":")[0] for mode in said)
-            info.add_metric((self._model_name, ready.backend, ready.cpu_level, str(ready.native_decoder).lower(), *modes), 1)
+            info.add_metric((self._model_name, ready.backend, ready.cpu_level, ready.decoder, *modes), 1)
             yield info
             fallback = GaugeMetricFamily(
                 "fairlead_engine_fallback",

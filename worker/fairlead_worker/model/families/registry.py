@@ -1,7 +1,17 @@
-"""The encoders that are served, by the `model_type` of their config.json."""
+"""The families of our own models, by the `model_type` of their config.json."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from fairlead_worker.model.decoder import Decoder, Definition
+from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, llama
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
+from fairlead_worker.model.layers.mlp import ACTIVATIONS
 
 Encoder = Bert | ModernBert
 FAMILIES: dict[str, type[Encoder]] = {
@@ -11,3 +21,57 @@ FAMILIES: dict[str, type[Encoder]] = {
     "roberta": Roberta,
     "xlm-roberta": Roberta,
 }
+"""The encoders."""
+DECODERS: dict[str, Callable[[Any], Definition | None]] = {
+    "arcee": llama.arcee,
+    "cohere": cohere.cohere,
+    "cohere2": cohere.cohere2,
+    "cwm": llama.cwm,
+    "ernie4_5": llama.ernie,
+    "exaone4": llama.exaone4,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3,
+    "glm": glm.glm,
+    "glm4": glm.glm4,
+    "glm4_moe": glm.glm4_moe,
+    "gpt_oss": experts.gpt_oss,
+    "granite": granite.granite,
+    "granitemoe": granite.granite_moe,
+    "internlm3": llama.llama,
+    "iquestcoder": llama.llama,
+    "llama": llama.llama,
+    "minimax_m2": experts.minimax_m2,
+    "ministral": llama.mistral,
+    "ministral3": llama.ministral3,
+    "mistral": llama.mistral,
+    "mixtral": experts.mixtral,
+    "olmo2": llama.olmo2,
+    "olmo3": llama.olmo3,
+    "olmoe": experts.olmoe,
+    "phi3": llama.phi3,
+    "qwen2": llama.qwen2,
+    "qwen2_moe": experts.qwen2_moe,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": experts.qwen3_moe,
+    "seed_oss": llama.seed_oss,
+    "smollm3": llama.smollm3,
+    "starcoder2": llama.starcoder2,
+}
+"""The decoders. A function returns None for a config that has something else too, which transformers' own class then runs."""
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Return our class of a decoder; transformers' own, the generic path, of a family or a config that is not ours."""
+    define = DECODERS.get(config.model_type)
+    definition = None if define is None else define(config)
+    if define is None or definition is None or definition.activation not in ACTIVATIONS:
+        family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+        return family
+    return _decoder_class(config.model_type, type(config))  # type: ignore[arg-type]  # a class is hashable
+
+
+@cache
+def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> type[Decoder]:
+    members = {"define": staticmethod(DECODERS[model_type]), "config_class": config_class, "__module__": __name__}
+    return type(str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), (Decoder,), members)

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
-from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.acceptance import find_refusal, sample_input
 from fairlead_worker.model.exact import widened
-from fairlead_worker.model.fuse import sample_input
-from fairlead_worker.model.fused.gated import activation_of
+from fairlead_worker.model.fused.changes import Changes, Unfused
 from fairlead_worker.model.fused.library import Library
-from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.lowbit.experts import find_route, sum_choices
-from fairlead_worker.model.lowbit.rows import Activation
+from fairlead_worker.model.lowbit.rows import ACTIVATIONS, Activation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +43,10 @@ def has_experts(model: nn.Module) -> bool:
     return any(map(is_experts, model.modules()))
 
 
-def expert_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
-    """Return patches of every module of experts, each compared with its own forward. Raises Unfused."""
-    return [_patch(module, library) for module in model.modules() if is_experts(module)]
+def fuse_experts(model: nn.Module, library: Library, changes: Changes) -> None:
+    """Give every module of experts a `GroupedExperts`, each compared with its own forward. Raises Unfused."""
+    for module in filter(is_experts, model.modules()):
+        changes.set(module, "forward", _grouped(module, library))
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -58,7 +56,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _patch(module: nn.Module, library: Library) -> Patch:
+def _grouped(module: nn.Module, library: Library) -> GroupedExperts:
     named: Any = module
     name = type(module).__name__
     if getattr(named, "is_transposed", False) or getattr(named, "has_bias", False) or not getattr(named, "has_gate", True):
@@ -77,4 +75,16 @@ def _patch(module: nn.Module, library: Library) -> Patch:
         exact = module(inputs.float(), index, weights.float())
     if refusal := find_refusal(forward(inputs, index, weights), module(inputs, index, weights), exact):
         raise Unfused(f"{name}: {refusal}")
-    return Patch(module, forward)
+    return forward
+
+
+def activation_of(module: nn.Module) -> str:
+    """Return the library's name of the activation of an MLP or of experts. Raises Unfused."""
+    function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    if not callable(function):
+        raise Unfused(f"{type(module).__name__} has no act_fn")
+    x = torch.linspace(-8, 8, 1001)
+    for name, candidate in ACTIVATIONS.items():
+        if torch.allclose(function(x), candidate(x), atol=1e-6):
+            return name
+    raise Unfused(f"its activation is {type(function).__name__}")

@@ -7,17 +7,13 @@ a layer then has two kernels less. Larger steps use NCCL, whose bandwidth is bet
 
 import importlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from fairlead_worker.model.fused.norms import PrecomputedNorm, Residual, RmsNorm
-from fairlead_worker.model.fused.patch import Patch, Unfused
-from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.sharding.group import Group, Summed
 
 MOST_BYTES = {2: 4 << 20, 4: 2 << 20, 8: 1 << 20}
@@ -76,100 +72,31 @@ class RankSum:
         size, rank = self.group.size, self.group.rank
         return self.library.create_allreduce_fusion_workspace("trtllm", size, rank, self.most_rows, self.width, self.dtype)
 
-    def suits(self, update: torch.Tensor) -> bool:
-        """Return whether the kernel takes [..., width]; all ranks come to the same result."""
-        return update.numel() // self.width <= self.most_rows and not self.group.rehearses
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SummedNorm:
-    """A norm of a sum whose last part the ranks have not summed yet."""
-
-    norm: RmsNorm
-    sums: RankSum
-
-    def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """As `RmsNorm.add`, where `update` is this rank's part."""
-        sums, norm, width = self.sums, self.norm, self.sums.width
-        if not sums.suits(update):
-            return norm.add(sums.group.add(update), residual)
-        rows, kept = update.view(-1, width), residual.view(-1, width)
-        sums.library.allreduce_fusion(
-            rows,
-            sums.workspace,
+    def add_norm(self, update: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
+        """Return the norm of residual + the sum of `update` over the ranks, both [T, width]. `residual` becomes that sum."""
+        self.library.allreduce_fusion(
+            update,
+            self.workspace,
             SUM_AND_NORM,
-            residual_out=kept,
-            norm_out=rows,
-            residual_in=kept,
-            rms_gamma=norm.weight,
-            rms_eps=norm.eps,
+            residual_out=residual,
+            norm_out=update,
+            residual_in=residual,
+            rms_gamma=weight,
+            rms_eps=eps,
             use_oneshot=True,
             fp32_acc=True,
-            weight_bias=float(norm.plus_one),
+            weight_bias=float(plus_one),
         )
         return update
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SummedAhead:
-    """A `PrecomputedNorm` of such a sum."""
-
-    ahead: PrecomputedNorm
-    norm: SummedNorm
-
-    def add(self, update: torch.Tensor, residual: torch.Tensor) -> None:
-        self.ahead.keep(self.norm.add(update, residual), residual)
-
-
-def is_sharded(model: PreTrainedModel) -> bool:
-    """Return whether ranks sum outputs of `model`."""
-    return group_of(model) is not None
+    def suits(self, update: torch.Tensor) -> bool:
+        """Return whether the kernel takes [T, width]; all ranks come to the same result."""
+        return update.numel() // self.width <= self.most_rows and not self.group.rehearses
 
 
 def group_of(model: nn.Module) -> Group | None:
     """Return the ranks of a sharded model."""
     return next((module.group for module in model.modules() if isinstance(module, Summed)), None)
-
-
-def sum_patches(model: PreTrainedModel) -> list[Patch]:
-    """Return patches of the layers and of the modules whose sum is moved into the norm. The layers must be `Residual` already.
-
-    Raises Unfused. All ranks call this together.
-    """
-    group, layers = group_of(model), getattr(model.base_model, "layers", None)
-    assert group is not None, "the model is sharded"
-    if reason := unsupported(group):
-        raise Unfused(reason)
-    if not isinstance(layers, nn.ModuleList) or not all(isinstance(vars(layer).get("forward"), Residual) for layer in layers):
-        raise Unfused("its sums before norms are not fused")
-    sums = RankSum(_library(), group, model.get_input_embeddings().weight.shape[1], model.dtype)
-    patches = [patch for layer in layers for patch in _layer_patches(layer, sums)]
-    if not patches:
-        raise Unfused("no norm in 16 bits follows a sum over ranks")
-    return patches
-
-
-def _layer_patches(layer: nn.Module, sums: RankSum) -> list[Patch]:
-    forward = vars(layer)["forward"]
-    assert isinstance(forward, Residual)
-    patches = []
-    attended = _summed(forward.attention, "o_proj", forward.after_attention, forward.before_mlp)
-    if attended is not None:
-        patches.append(Patch(attended, attended.layer.__call__))
-        forward = replace(forward, before_mlp=SummedNorm(forward.before_mlp, sums))
-    activated = _summed(forward.mlp, "down_proj", forward.after_mlp, forward.following.norm)
-    if activated is not None:
-        patches.append(Patch(activated, activated.layer.__call__))
-        forward = replace(forward, following=SummedAhead(forward.following, SummedNorm(forward.following.norm, sums)))
-    return [*patches, Patch(layer, forward)] if patches else []
-
-
-def _summed(part: nn.Module, name: str, norm_before: nn.Module | None, norm: RmsNorm) -> Summed | None:
-    """Return the last module of `part` if its sum over ranks can be moved behind `part`, to `norm`."""
-    last = getattr(part, name, None)
-    if not isinstance(last, Summed) or last.bias is not None or isinstance(last.layer, Fp8Linear):
-        return None
-    return last if norm_before is None and norm.rounder is None else None
 
 
 def unsupported(group: Group) -> str:
@@ -204,6 +131,6 @@ def _have_nvlink(count: int) -> bool:
             nvml.nvmlShutdown()
 
 
-def _library() -> Library:
+def load_library() -> Library:
     importlib.import_module("flashinfer.comm.trtllm_ar").get_trtllm_comm_module()  # compiles it, while no rank waits for this one
     return cast(Library, importlib.import_module("flashinfer.comm"))

@@ -2,19 +2,28 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from fairlead_worker.model.fused.library import DTYPES, Library
+from fairlead_worker.model.layers.stack import Projections
+from fairlead_worker.model.lowbit.linear import Fp8Linear
+from fairlead_worker.sharding.group import Summed
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": partial(functional.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "silu": functional.silu,
 }
 """By their names in config.json."""
+KERNELS = {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_new": "gelu_tanh_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
+"""Name of an activation -> FlashInfer's function of it and the product."""
 
 
 class Mlp(nn.Module):
@@ -36,4 +45,64 @@ class Mlp(nn.Module):
         else:
             inner = self.activation(inner)
         out: torch.Tensor = self.down(inner)
+        return out
+
+
+class GatedMlp(Projections):
+    """down(activation(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), by the names of decoders."""
+
+    STACK, PARTS = "gate_up_proj", ("gate_proj", "up_proj")
+    kernels: Library | None = None
+    """Computes the activation of 16 bits and the product in one kernel, on a GPU."""
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = False, stacked: bool = False) -> None:
+        super().__init__()
+        self.add_projections(width, [inner, inner], bias, stacked)
+        self.down_proj = nn.Linear(inner, width, bias)
+        self.activation = activation
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] for states [T, width]."""
+        out: torch.Tensor = self.down_proj(self._activate(states))
+        return out
+
+    def _activate(self, states: torch.Tensor) -> Any:
+        """Return [T, inner], or its rounded form for a `down_proj` that multiplies float8."""
+        if self.whole is None or self.kernels is None or states.dtype not in DTYPES:
+            gate, up = self.project(states)
+            return ACTIVATIONS[self.activation](gate) * up
+        both, name = self.multiply(states), KERNELS[self.activation]
+        if (down := self._rounding) is not None:
+            return down.rounder.gated(both, name)
+        return getattr(self.kernels, name)(both)
+
+    @property
+    def _rounding(self) -> Fp8Linear | None:
+        """Return the last layer if it takes rounded inputs, and no hook or other forward (`fixed_rows`) reads them in this step."""
+        down = self.down_proj
+        last: nn.Module = down.layer if isinstance(down, Summed) else down
+        if not isinstance(last, Fp8Linear) or not last.rounder.fuses:
+            return None
+        return None if any(_is_watched(part) for part in (down, last)) else last
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    """Return whether a hook reads the layer's inputs in this step. A hook can have `is_active` to say that it does not."""
+    hooks = layer._forward_hooks.values()
+    return bool(layer._forward_pre_hooks) or "forward" in vars(layer) or any(getattr(hook, "is_active", True) for hook in hooks)
+
+
+class PlainMlp(nn.Module):
+    """last(activation(first(x))), by a family's own names of the two layers."""
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool, names: tuple[str, str]) -> None:
+        super().__init__()
+        self._names, self.activation = names, ACTIVATIONS[activation]
+        self.add_module(names[0], nn.Linear(width, inner, bias))
+        self.add_module(names[1], nn.Linear(inner, width, bias))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] for states [T, width]."""
+        first, last = (getattr(self, name) for name in self._names)
+        out: torch.Tensor = last(self.activation(first(states)))
         return out

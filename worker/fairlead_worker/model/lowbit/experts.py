@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.model.lowbit.rows import ACTIVATIONS, FLOAT8, GROUP, Rounded, Rounder, dequantized
 
 MX_GROUP = 32
@@ -153,3 +154,8 @@ def draw_weights(experts: int, outputs: int, inputs: int, scales: Scales, drawn:
         shape = (experts, -(-outputs // GROUP), -(-inputs // GROUP)) if scales is Scales.BLOCKS else (experts, outputs)
         scale = 1 + torch.rand(*shape, generator=drawn)
     return ExpertWeights(values, scale.to(device), scales)
+
+
+def rounds_inputs(module: nn.Module) -> bool:
+    """Return whether some layer of `module` rounds its inputs to 8 bits."""
+    return any((isinstance(part, LowBitLinear) and part.rounds) or isinstance(part, LowBitExperts) for part in module.modules())

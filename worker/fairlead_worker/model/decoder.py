@@ -1,0 +1,311 @@
+"""Our own decoder: one `Definition` of a family says what all of its computations are, by torch over packed rows or by the native library.
+
+Its modules have the names of transformers' checkpoints, so that transformers' loader reads every format into it, and adapters and
+tensor-parallel plans find their layers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from fairlead_worker.kernels.base import LayerSpec, StepContext
+from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
+from fairlead_worker.model.layers.norm import RmsNorm
+from fairlead_worker.model.layers.rotary import Rope, Turn
+from fairlead_worker.model.layers.stack import Projections
+from fairlead_worker.model.rope import find_frequencies
+
+
+class NormNames(NamedTuple):
+    """Names of a layer's norms by their place; empty: there is none."""
+
+    before_attention: str = ""
+    after_attention: str = ""
+    """Of the output of attention, before it is added to the residual."""
+    before_mlp: str = ""
+    after_mlp: str = ""
+
+
+BEFORE = NormNames(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+"""Llama and most others."""
+AROUND = NormNames("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Gemma 2 and 3."""
+AFTER = NormNames(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+"""OLMo 2 and 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What a decoder computes. `read` takes the usual fields of a config; a family replaces what differs."""
+
+    config: Any
+    """transformers' config, for the frequencies of ropes."""
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: str
+    """Of `ACTIVATIONS`."""
+    make_norm: Callable[[int], nn.Module]
+    """Returns a norm over so many dimensions."""
+    norms: NormNames = BEFORE
+    head_norms: HeadNorms = "none"
+    bias: bool = False
+    """Of q, k and v."""
+    output_bias: bool = False
+    """Of the projection after attention."""
+    mlp_bias: bool = False
+    stacked: bool = False
+    """The checkpoint has q, k and v in one matrix, and gate and up in another."""
+    stacked_mlp: bool = False
+    """The checkpoint has gate and up in one matrix."""
+    make_mlp: Callable[[int], nn.Module] | None = None
+    """Returns the MLP or experts of a layer; None: each layer has a `GatedMlp`."""
+    mlp_name: str = "mlp"
+    parallel: bool = False
+    """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
+    windows: tuple[int | None, ...]
+    """Of each layer: tokens that a token sees; None: all before it."""
+    ropes: tuple[str | None, ...]
+    """Of each layer: the kind of its rope in the config's `rope_parameters`; empty: the only one; None: no positions."""
+    interleaved: bool = False
+    """See `Rope`."""
+    growth: tuple[float, int] | None = None
+    """See `Rope`."""
+    partial_rope: bool = False
+    """The config's `partial_rotary_factor` counts."""
+    scaling: float
+    """Factor on query times key."""
+    softcap: float | None = None
+    """Of the scores: see `LayerSpec`."""
+    sinks: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Factor of what a sublayer adds to the residual."""
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
+    """Logits become `cap * tanh(logits / cap)`."""
+
+    @classmethod
+    def read(cls, config: Any, **different: Any) -> "Definition":
+        """Return a decoder of Llama's shape by transformers' `config`, but for what is `different`."""
+        heads, layers = config.num_attention_heads, config.num_hidden_layers
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        bias = bool(getattr(config, "attention_bias", False))
+        usual: dict[str, Any] = {
+            "config": config,
+            "width": config.hidden_size,
+            "inner": config.intermediate_size,
+            "heads": heads,
+            "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "head_dim": head_dim,
+            "activation": getattr(config, "hidden_act", "silu"),
+            "bias": bias,
+            "output_bias": bias,
+            "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+            "windows": (None,) * layers,
+            "ropes": ("",) * layers,
+            "scaling": float(head_dim) ** -0.5,
+        }
+        if "make_norm" not in different:
+            usual["make_norm"] = partial(RmsNorm, eps=config.rms_norm_eps)
+        return cls(**(usual | different))
+
+    def spec(self, layer: int) -> LayerSpec:
+        dim = self.head_dim
+        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
+
+
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """Return each layer's window: the config's in layers of type `sliding_attention`, or in all if layers have no types."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None) or None
+    return tuple(None if kind == "full_attention" else window for kind in kinds)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP. The sums of their outputs and the residual are computed in the norms that follow."""
+
+    def __init__(self, definition: Definition, index: int) -> None:
+        super().__init__()
+        self.definition, self.rope = definition, definition.ropes[index]
+        self.self_attn = CausalAttention(
+            definition.width,
+            index,
+            definition.spec(index),
+            definition.make_norm,
+            bias=definition.bias,
+            output_bias=definition.output_bias,
+            stacked=definition.stacked,
+            sinks=definition.sinks,
+            head_norms=definition.head_norms,
+        )
+        self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
+        for name in filter(None, definition.norms):
+            self.add_module(name, definition.make_norm(definition.width))
+
+    @property
+    def mlp_or_experts(self) -> nn.Module:
+        module = self._modules[self.definition.mlp_name]
+        assert module is not None
+        return module
+
+    def norm(self, name: str) -> nn.Module | None:
+        """Return the norm of a name in `NormNames`; None if the name is empty."""
+        return self._modules[name] if name else None
+
+    def forward(
+        self, normed: torch.Tensor, residual: torch.Tensor, turn: Turn | None, context: StepContext, following: nn.Module | None
+    ) -> torch.Tensor:
+        """Return what the next layer reads, [T, width]: `following`, the norm that begins it, of the new residual.
+
+        normed: the norm that begins this layer, of `residual` [T, width], which is changed in place.
+        """
+        names, scale = self.definition.norms, self.definition.residual_scale
+        update: torch.Tensor = self.self_attn(normed, turn, context)
+        if self.definition.parallel:
+            return _add(update + self._feed(normed), residual, following, scale)
+        if (after := self.norm(names.after_attention)) is not None:
+            update = after(update)
+        update = self._feed(_add(update, residual, self.norm(names.before_mlp), scale))
+        if (after := self.norm(names.after_mlp)) is not None:
+            update = after(update)
+        return _add(update, residual, following, scale)
+
+    def _feed(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
+        mlp = self.mlp_or_experts
+        if isinstance(mlp, GatedMlp | PlainMlp):
+            own: torch.Tensor = mlp(states)
+            return own
+        answer = mlp(states[None])
+        out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
+        return out
+
+
+def make_mlp(definition: Definition) -> GatedMlp:
+    return GatedMlp(
+        definition.width, definition.inner, definition.activation, definition.mlp_bias, definition.stacked or definition.stacked_mlp
+    )
+
+
+def _add(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float) -> torch.Tensor:
+    """Add `update` to `residual` in place; return the norm of the sum, or the sum itself."""
+    if scale != 1:
+        update = update * scale
+    if norm is None:
+        residual += update
+        return residual
+    normed: torch.Tensor = norm(update, residual)
+    return normed
+
+
+@lru_cache
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """Return `number` in `dtype`, as transformers rounds the factor of Gemma's embeddings."""
+    return torch.tensor(number, dtype=dtype).item()
+
+
+class Body(nn.Module):
+    """A decoder without its head."""
+
+    def __init__(self, definition: Definition) -> None:
+        super().__init__()
+        self.definition = definition
+        self.embed_tokens = nn.Embedding(definition.config.vocab_size, definition.width)
+        self.layers = nn.ModuleList(DecoderLayer(definition, index) for index in range(len(definition.windows)))
+        self.norm = definition.make_norm(definition.width)
+        self.ropes: dict[str, Rope] = {}
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] of token ids [T], as the first layer reads them."""
+        states: torch.Tensor = self.embed_tokens(tokens)
+        scale = self.definition.embedding_scale
+        return states if scale == 1 else states * _rounded(scale, states.dtype)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
+        """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
+        residual = self.embed(tokens)
+        turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
+        first, *following = [*(layer.norm(layer.definition.norms.before_attention) for layer in self.layers), self.norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
+        states = residual if first is None else first(residual)
+        for layer, norm in zip(self.layers, following, strict=True):
+            states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
+        return states
+
+
+class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed
+    """A whole model. `families.registry` makes a class of each family."""
+
+    base_model_prefix = "model"
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers' own
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _supports_sdpa = True
+    define: Callable[[Any], Definition]
+    """Returns the definition of a config."""
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False: checkpoints of older names are converted as for transformers' own class."""
+        return False
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Return True: experts are transformers' own, which then run as grouped products."""
+        return True
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.definition = type(self).define(config)
+        self.model = Body(self.definition)
+        self.lm_head = nn.Linear(self.definition.width, self.model.embed_tokens.num_embeddings, bias=False)
+        self.post_init()
+
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """Return what each layer needs of attention; of a sharded model, this rank's part."""
+        return tuple(layer.self_attn.spec for layer in self.model.layers)  # type: ignore[union-attr,misc]
+
+    @torch.inference_mode()
+    def prepare(self, limit: int) -> None:
+        """Make the ropes for texts of up to `limit` tokens. Called once the weights are on their device."""
+        definition = self.definition
+        for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
+            frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
+            growth = definition.growth if definition.growth and definition.growth[1] < limit else None
+            self.model.ropes[kind] = Rope(frequencies.to(self.device), scale, definition.interleaved, growth)
+
+    def stack(self) -> int:
+        """Stack projections of one input, in place; return the number of stacks."""
+        return sum(module.stack() for module in self.modules() if isinstance(module, Projections))
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocabulary] of hidden states [n, width]."""
+        return self.finish(self.lm_head(states))
+
+    def finish(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the model's logits from those of its last matrix. It may change them in place."""
+        scale, cap = self.definition.logits_scale, self.definition.logits_softcap
+        if scale != 1:
+            logits = logits * scale
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        step: StepContext,
+        logits_to_keep: torch.Tensor | slice = slice(None),
+        use_cache: bool = False,
+    ) -> CausalLMOutput:
+        """Run as transformers' models do, for code that runs either: [1, T] ids and positions -> logits [1, n, vocabulary]."""
+        states = self.model(input_ids[0], position_ids[0], step)
+        return CausalLMOutput(logits=self.logits(states[logits_to_keep])[None])

@@ -1,0 +1,38 @@
+"""Gemma 1, 2 and 3 (Gemma Team 2024, 2025): norms by weight + 1, scaled embeddings, norms around the sublayers."""
+
+from functools import partial
+from typing import Any
+
+from fairlead_worker.model.decoder import AROUND, Definition, windows_of
+from fairlead_worker.model.layers.norm import RmsNorm
+
+
+def gemma(config: Any, **different: Any) -> Definition:
+    return Definition.read(
+        config,
+        **{
+            "make_norm": partial(RmsNorm, eps=config.rms_norm_eps, plus_one=True),
+            "embedding_scale": config.hidden_size**0.5,
+            **different,
+        },
+    )
+
+
+def gemma2(config: Any, **different: Any) -> Definition:
+    return gemma(
+        config,
+        activation=config.hidden_activation,
+        norms=AROUND,
+        windows=windows_of(config),
+        scaling=config.query_pre_attn_scalar**-0.5,
+        softcap=config.attn_logit_softcapping,
+        logits_softcap=config.final_logit_softcapping,
+        **different,
+    )
+
+
+def gemma3(config: Any) -> Definition | None:
+    """Layers with windows have a rope of their own. EmbeddingGemma, which attends to later tokens too, is not this decoder."""
+    if getattr(config, "use_bidirectional_attention", False):
+        return None
+    return gemma2(config, head_norms="each", ropes=tuple(config.layer_types))

@@ -1,0 +1,100 @@
+"""Llama (Touvron et al. 2023) and decoders that differ from it in biases, windows, norms of heads or the order of their norms."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fairlead_worker.model.decoder import AFTER, Definition, windows_of
+from fairlead_worker.model.layers.mlp import PlainMlp
+from fairlead_worker.model.layers.norm import LayerNorm
+
+
+def llama(config: Any) -> Definition:
+    return Definition.read(config)
+
+
+def cwm(config: Any) -> Definition:
+    return Definition.read(config, windows=windows_of(config))
+
+
+def mistral(config: Any) -> Definition:
+    return Definition.read(config, windows=windows_of(config), bias=False, output_bias=False, mlp_bias=False)
+
+
+def ministral3(config: Any) -> Definition:
+    """Queries grow beyond the original context."""
+    rope = config.rope_parameters
+    growth = (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) if rope.get("llama_4_scaling_beta") else None
+    return replace(mistral(config), growth=growth)
+
+
+def qwen2(config: Any) -> Definition:
+    return Definition.read(config, windows=windows_of(config), bias=True, output_bias=False)
+
+
+def qwen3(config: Any) -> Definition:
+    return Definition.read(config, windows=windows_of(config), head_norms="each")
+
+
+def seed_oss(config: Any) -> Definition:
+    return Definition.read(config, output_bias=config.attention_out_bias)
+
+
+def smollm3(config: Any) -> Definition:
+    """Every fourth layer has no positions (Yang et al. 2025)."""
+    return Definition.read(config, windows=windows_of(config), ropes=tuple("" if turned else None for turned in config.no_rope_layers))
+
+
+def ernie(config: Any) -> Definition:
+    biased = config.use_bias
+    return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True)
+
+
+def phi3(config: Any) -> Definition:
+    return Definition.read(config, windows=windows_of(config), stacked=True, partial_rope=True)
+
+
+def exaone4(config: Any) -> Definition:
+    """Norms after the sublayers; layers that see all tokens have no positions, if others have windows."""
+    windows = windows_of(config)
+    hybrid = config.sliding_window is not None
+    return Definition.read(
+        config,
+        windows=windows,
+        ropes=tuple("" if window or not hybrid else None for window in windows),
+        norms=AFTER,
+        head_norms="each",
+        bias=False,
+        output_bias=False,
+    )
+
+
+def olmo2(config: Any) -> Definition:
+    """Norms after the sublayers, and of all queries and all keys (OLMo 2, 2025)."""
+    return Definition.read(config, norms=AFTER, head_norms="all")
+
+
+def olmo3(config: Any) -> Definition:
+    return Definition.read(config, norms=AFTER, head_norms="all", windows=windows_of(config), ropes=tuple(config.layer_types))
+
+
+def arcee(config: Any) -> Definition:
+    """A squared ReLU without a gate (AFM)."""
+    biased = bool(config.mlp_bias)
+    names = ("up_proj", "down_proj")
+    return Definition.read(
+        config, make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, biased, names)
+    )
+
+
+def starcoder2(config: Any) -> Definition:
+    """Layer norms, and MLPs without a gate (Lozhkov et al. 2024)."""
+    biased = config.use_bias
+    return Definition.read(
+        config,
+        windows=windows_of(config),
+        make_norm=partial(LayerNorm, eps=config.norm_epsilon),
+        bias=biased,
+        output_bias=biased,
+        make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, biased, ("c_fc", "c_proj")),
+    )

@@ -1,0 +1,68 @@
+"""Causal self-attention of decoders, over packed rows and the KV that a step's context has of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fairlead_worker.kernels.base import LayerSpec, StepContext
+from fairlead_worker.model.attention import sink_numbers
+from fairlead_worker.model.layers.rotary import Turn
+from fairlead_worker.model.layers.stack import Projections, Stack
+
+HeadNorms = Literal["none", "each", "all"]
+"""Norms of queries and keys: none, of each head, or of all heads together."""
+
+
+class CausalAttention(Projections):
+    """Attention with grouped heads (Ainslie et al. 2023)."""
+
+    STACK, PARTS = "qkv_proj", ("q_proj", "k_proj", "v_proj")
+
+    def __init__(
+        self,
+        width: int,
+        index: int,
+        spec: LayerSpec,
+        make_norm: Callable[[int], nn.Module],
+        *,
+        bias: bool,
+        output_bias: bool,
+        stacked: bool,
+        sinks: bool,
+        head_norms: HeadNorms,
+    ) -> None:
+        """spec: of the whole model. index: of the layer. make_norm: for a width. stacked: see `add_projections`."""
+        super().__init__()
+        self.index, self.head_dim, self.head_norms = index, spec.key_dim, head_norms
+        self._spec = spec
+        sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
+        self.add_projections(width, sizes, bias, stacked)
+        self.o_proj = nn.Linear(sizes[0], width, output_bias)
+        if head_norms != "none":
+            self.q_norm, self.k_norm = (make_norm(self.head_dim if head_norms == "each" else size) for size in sizes[:2])
+        self.sinks = nn.Parameter(torch.empty(spec.heads)) if sinks else None
+
+    @property
+    def spec(self) -> LayerSpec:
+        """Return what the layer needs of attention; of a sharded model, this rank's part."""
+        heads, kv_heads = self._spec.heads, self._spec.kv_heads
+        if self.whole is None or isinstance(self.whole, Stack):
+            heads, kv_heads = (getattr(self, name).out_features // self.head_dim for name in self.PARTS[:2])
+        sinks = None if self.sinks is None else sink_numbers(self.sinks)
+        return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
+
+    def forward(self, states: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
+        """Return [T, width] for states [T, width]. turn: rotates queries and keys; None: they have no positions."""
+        query, key, value = self.project(states)
+        if self.head_norms == "all":
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
+        if self.head_norms == "each":
+            query, key = self.q_norm(query), self.k_norm(key)
+        if turn is not None:
+            query, key = turn(query, key)
+        attended: torch.Tensor = self.o_proj(context.attend(self.index, query, key, value).flatten(1))
+        return attended
