@@ -47,6 +47,8 @@ class ReferenceBackend:
         self._stored = (*keys, *values)
         self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
         self._step = _grouped_step if spec.groups else ReferenceStep
+        for sinks in filter(None, (layer.sinks for layer in spec.layers)):
+            _sinks(sinks, torch.float32, spec.device)  # copied here, not in the first step
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
         spec = self.spec
