@@ -137,9 +137,8 @@ bench-quality: install real-models ## measure what each setting costs trained mo
 	$(RUN) quality --contexts --json bench/results/quality/contexts.json
 	$(BIN)/python docs/generate/quality.py
 
-bench-index: install ## benchmark the index under writes and by the number of workers; writes bench/results/index/
+bench-index: install ## benchmark the index under writes; writes bench/results/index/
 	$(RUN) index/lookup_under_load --json bench/results/index/lookup_under_load.json
-	$(RUN) index/choice_by_fleet_size --json bench/results/index/choice_by_fleet_size.json
 
 fuzz-index: install ## fuzz the index with 100,000 operations and every fault, against a model (SEED=1; ten minutes)
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
