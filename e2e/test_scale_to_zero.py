@@ -15,7 +15,7 @@ QUEUE = 40  # requests that each of the two routers may hold: a burst of 200 is 
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "scaled")
     scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 15}
-    with service.running(service.manifest(scaling=scaling, routing={"args": [f"--max-queue-requests={QUEUE}", "--hold-keepalive=2"]})):
+    with service.running(service.manifest(scaling=scaling, routing={"args": [f"--max-queue-requests={QUEUE}"]})):
         yield service
 
 

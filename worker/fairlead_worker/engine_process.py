@@ -317,8 +317,7 @@ def _build_grammars(
     except GrammarError as error:
         logger.warning("structured output is refused: %s", error)
         return None
-    limits = config.limits
-    return Grammars(compiler, threads=limits.grammar_threads, entries=limits.grammar_cache_entries, timeout=limits.grammar_timeout)
+    return Grammars(compiler, timeout=config.limits.grammar_timeout)
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":

@@ -13,9 +13,9 @@ from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
 
 
 async def test_headers_are_limited_in_number_and_bytes(fleet: Fleet) -> None:
-    router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
-    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
-    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    router = await fleet.router(await fleet.worker())
+    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(128)) + b"\r\n") == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 70_000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
 
 

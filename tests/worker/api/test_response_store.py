@@ -10,6 +10,7 @@ from tests.servers.redis_server import RedisServer
 from fairlead_common.response_keys import ResponseKeys, derive_keys, new_id
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
+from fairlead_worker.api import response_store
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.response_store import ResponseStore, StoredResponse
 from fairlead_worker.config.limits import Limits
@@ -62,8 +63,12 @@ async def test_no_tenant_makes_room_by_the_responses_of_another(stores: Stores) 
     assert [await is_stored(store, keys) for keys in boris] == [False] * 16 + [True] * 4
 
 
-async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_room(stores: Stores, own_redis: RedisServer) -> None:
-    store, client = stores(stored_tenant_bytes=30_000, stored_service_bytes=100_000), own_redis.client()
+async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_room(
+    stores: Stores, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("MAX_TENANT_BYTES", 30_000), ("MAX_SERVICE_BYTES", 100_000)):
+        monkeypatch.setattr(response_store, name, size)
+    store, client = stores(), own_redis.client()
     stored: dict[str, list[ResponseKeys]] = {}
     for turn in range(64):
         tenant = f"tenant-{turn // 8}"
@@ -82,6 +87,12 @@ async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_r
     assert await save(store, keys_of("newcomer"), 4000)
     for tenant in set(stored) - {"tenant-0"}:
         assert [await is_stored(store, keys) for keys in stored[tenant]] == before[tenant], "untouched"
+
+
+async def test_a_large_response_is_not_stored(stores: Stores) -> None:
+    store, keys = stores(), keys_of("anna")
+    assert not await save(store, keys, response_store.MAX_RESPONSE_BYTES)
+    assert not await is_stored(store, keys)
 
 
 async def test_deleted_and_expired_responses_leave_the_accounts(stores: Stores, own_redis: RedisServer) -> None:

@@ -30,6 +30,12 @@ TIMEOUT_SECONDS = 2.0
 """Longest time that an answer waits for Redis."""
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 30.0
 NONCE_BYTES: Final = 12
+MAX_RESPONSE_BYTES: Final = 256 << 10
+"""Of a response with the conversation before it."""
+MAX_TENANT_BYTES: Final = 8 << 20
+MAX_SERVICE_BYTES: Final = 64 << 20
+"""A tenant gets at most an equal share, and makes room by its own responses only."""
+KEPT_SECONDS: Final = 86_400
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -50,21 +56,20 @@ class ResponseStore:
 
     async def save(self, keys: ResponseKeys, stored: StoredResponse) -> bool:
         """Store a response under its own id, whose key is in `keys`. Return whether it is stored."""
-        limits, id = self._limits, stored.response["id"]
+        id = stored.response["id"]
         body, key = msgspec.json.encode(stored), keys.keys[id]
-        if len(body) > limits.stored_response_bytes:
-            limit = limits.stored_response_bytes
-            logger.warning("a response of %d bytes is not stored: --limits stored_response_bytes is %d", len(body), limit)
+        if len(body) > MAX_RESPONSE_BYTES:
+            logger.warning("a response of %d bytes is not stored: the limit is %d", len(body), MAX_RESPONSE_BYTES)
             return False
         text = _encrypt(key, _context(keys, id), body)
-        bounds = (limits.stored_response_seconds, limits.stored_responses, limits.stored_tenant_bytes, limits.stored_service_bytes)
+        bounds = (KEPT_SECONDS, self._limits.stored_responses, MAX_TENANT_BYTES, MAX_SERVICE_BYTES)
         try:
             reply = await self._try(lambda: self._scripts.call("store_response", _name(key), keys.tag, text, *bounds))
         except REDIS_ERRORS as error:
             logger.warning("a response is not stored: %s: %s", type(error).__name__, error)
             return False
         if reply != [b"OK"]:
-            logger.warning("a response of %d bytes is not stored: see --limits stored_tenant_bytes and stored_service_bytes", len(text))
+            logger.warning("a response of %d bytes is not stored: the stored responses of its tenant or service have no room", len(text))
         return bool(reply == [b"OK"])
 
     async def load(self, id: str, keys: ResponseKeys, param: str | None = None) -> StoredResponse:

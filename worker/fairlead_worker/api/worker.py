@@ -81,7 +81,7 @@ class Worker:
         """Turns of tenants to format log-probabilities: the event loop waits up to five milliseconds for each thread that computes."""
         self.large_bodies = FairSlots(1)
         """Turns of tenants to have a large body decoded."""
-        self.token_cache = TokenCache(config.limits.token_cache_bytes)
+        self.token_cache = TokenCache()
         limits = config.limits
         self.response_store = (
             ResponseStore(config.redis, config.index_namespace, limits) if config.redis is not None and limits.stored_responses else None

@@ -218,7 +218,7 @@ class Grammars:
             if not each.filling:
                 return None
             if not each.started:
-                return f"{GRAMMAR_WAITED} {each.patience:g} s (--limits grammar_threads)" if now - each.asked > each.patience else None
+                return f"{GRAMMAR_WAITED} {each.patience:g} s" if now - each.asked > each.patience else None
             if now - each.started <= self._timeout:
                 return None
             if self._abandoned < self._threads:
