@@ -24,6 +24,7 @@ SECONDS = 460.0
 ON_REQUEST = (
     "kernel_busy_time",
     "prompt_arrival",
+    "transformers_batching",
     "worker_start",
     "overlap",
     "piecewise",
@@ -164,6 +165,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         sampling,
         serving,
         step_time,
+        transformers_batching,
         transformers_match,
         worker_start,
     )
@@ -218,6 +220,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         ("drafts", 40, lambda: drafts.measure(device, kit)),
         ("overlap", 150, lambda: overlap.measure(device, kit)),
         ("lora", 60, lambda: lora.measure(device, kit)),
+        ("transformers_batching", 90, lambda: transformers_batching.measure(device, kit)),
         ("worker_start", 120, lambda: worker_start.measure(device, kit)),
         ("serving", 150, lambda: alone(lambda: serving.serve(device))),
         ("compare", 300, lambda: compare.measure(device, kit)),

@@ -1,5 +1,6 @@
 """What a device allows: memory bandwidth and FLOP/s, by its data sheet or, for other devices, as torch's copy and product reach them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,17 @@ def prefill_work(shape: str, tokens: int) -> tuple[float, float]:
     sizes, (weights, head) = SHAPES[shape], weight_bytes(shape)
     attention = 4 * sizes["num_hidden_layers"] * sizes["num_attention_heads"] * head_dim(shape) * tokens * (tokens + 1) / 2
     return weights + head, weights * tokens + head + attention
+
+
+def requests_work(shape: str, requests: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return bytes and FLOPs of requests as (prompt, new tokens) in the fewest steps: all prompts in one, then decodes of all together."""
+    prompts = [prefill_work(shape, prompt) for prompt, _ in requests]
+    moved, flops = prompts[0][0], sum(flops for _, flops in prompts)
+    for step in range(1, max(new for _, new in requests)):
+        contexts = [prompt + step for prompt, new in requests if new > step]
+        more = decode_work(shape, len(contexts), sum(contexts) / len(contexts))
+        moved, flops = moved + more[0], flops + more[1]
+    return moved, flops
 
 
 def beside_roofline(row: dict[str, Any], rates: Rates, work: tuple[float, float], seconds: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Each row has a router of its own (and a batch server, where the input is for it)
 good tenant's p99 beside the hostile connections over its p99 without them, over all rows. `stall` is the longest answer of /health, asked
 every 10 ms. `CPU` is what the process and its children used beyond their use for the good tenant. `RSS` is their highest memory above that
 before the attack. `charged` are the tokens that left the hostile tenant's bucket, which is never empty here. With other work on the
-machine only ratios count.
+machine only ratios count. `--search SECONDS` looks for the input that costs the router the most CPU per KiB instead.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from tests.system.processes import Process, engine_worker, until
 from bench.common.report import make_parser, write_report
 from bench.hostile.connections import GOOD_KEY, attacking, watching
 from bench.hostile.inputs import KEY, KINDS, MODEL, Kind, Target
+from bench.hostile.search import search
 from fairlead.bench.report import percentile
 from fairlead.random_model import make_model
 
@@ -289,12 +290,15 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=4, help="of the hostile tenant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.5, help="of each attack (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--search", type=float, default=0.0, metavar="SECONDS", help="search for the costliest input for so long")
     options = parser.parse_args()
     chosen = [name.strip() for name in options.kinds.split(",") if name.strip()] or [kind.name for kind in KINDS]
     if unknown := set(chosen) - {kind.name for kind in KINDS}:
         parser.error(f"--kinds {', '.join(sorted(unknown))}: not known")
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with backend() as (address, worker, redis):
+        if options.search:
+            return _search(address, redis, options)
         measured = []
         for kind in [kind for kind in KINDS if kind.name in chosen]:
             measured.append(measure(kind, address, worker, redis, options))
@@ -315,3 +319,14 @@ def _with_ratios(measured: Sequence[tuple[Row, list[float]]]) -> list[Row]:
         alone = [each for other, times in measured for each in times if other.target == row.target]
         row.ratio = row.p99 / percentile(alone, 99)
     return [row for row, _ in measured]
+
+
+def _search(address: str, redis: str, options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="fairlead-hostile-") as folder, Front(Path(folder), address, redis, "hostile", False) as front:
+        pid = front.processes["router"].pid
+        found = search(front.port, lambda: cpu_seconds(pid), options.search, options.seed)
+    print(f"{'CPU ms/KiB':>12}{'KiB':>8}{'status':>8}  input")
+    for trial in found:
+        print(f"{trial.cost:>12.3f}{trial.kib:>8.0f}{trial.status:>8}  {trial.recipe}")
+    write_report(__name__, options, [asdict(trial) for trial in found])
+    return 0

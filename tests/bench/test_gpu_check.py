@@ -29,9 +29,9 @@ from tests.models import one_thread
 from fairlead_worker.scheduler.request import lease_of
 
 __all__ = ["one_thread"]
-MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival")
+MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching")
 """Results that need no check."""
-BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "worker_start", "overlap")
+BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
 STAGES = tuple(name for name, _, _ in stages(Device(torch.device("cpu"), True, 0.0), []))
 ROOFLINES = tuple(name for name in STAGES if name not in ("sampling", "greedy", "attention", "logits", "memory", "ranks", "compare"))
 """Stages whose figures stand beside what the device allows. The others check results, or need a second GPU or another server."""
@@ -225,6 +225,14 @@ def test_the_roofline_of_a_step_reads_weights_and_kv_once() -> None:
     assert roofline.SHEETS["H200"].seconds(moved, flops) == pytest.approx(moved / 4.8e12), "memory bounds it"
     work = roofline.prefill_work("8b", 8192)
     assert roofline.SHEETS["H200"].seconds(*work) == work[1] / 989e12 and work[1] == pytest.approx(1.32e14, rel=0.05)
+
+
+def test_the_roofline_of_requests_is_their_prompts_and_a_decode_for_each_later_token() -> None:
+    """A quarter of Llama 3.1 8B: 1.745 G numbers in its layers, 0.525 G in its head, 32 KiB of KV for each token."""
+    moved, flops = roofline.requests_work("8b-short", [(100, 3), (200, 2)])
+    weights, kv = 2 * (1.745e9 + 0.5253e9), 32_768
+    assert moved == pytest.approx(3 * weights + (101 + 201 + 102) * kv, rel=0.001)
+    assert flops == pytest.approx(2 * 1.745e9 * 300 + 2 * 2 * 0.5253e9 + 3 * weights, rel=0.05), "and attention, below 5 %"
 
 
 def test_another_server_is_compared_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import time
 import h11
 import pytest
 from bench.hostile.inputs import BODY, KEY, KINDS, Kind
+from bench.hostile.search import draw, vary
 from bench.router.hostile_clients import MIB, cpu_seconds, family, forget_peak, resident_mib
 
 
@@ -30,6 +31,20 @@ def test_each_kind_sends_whole_requests_of_its_tenant(kind: Kind) -> None:
             pass
         assert isinstance(event, h11.EndOfMessage)
         assert kind.target == "batch" or len(data) < BODY, "a router refuses larger ones unread"
+
+
+def test_a_search_tries_what_its_seed_says_and_small_changes_of_it() -> None:
+    recipes = [draw(random.Random(seed)) for seed in range(50)]
+    assert recipes == [draw(random.Random(seed)) for seed in range(50)] and len(set(recipes)) > 40
+    chance = random.Random(1)
+    for recipe in recipes:
+        assert recipe.build().startswith(f"POST {recipe.path} HTTP/1.1\r\n".encode())
+        other = vary(recipe, chance)
+        assert (other.shape, other.atom) == (recipe.shape, recipe.atom) or (other.path, other.place, other.size) == (
+            recipe.path,
+            recipe.place,
+            recipe.size,
+        )
 
 
 def test_cpu_and_memory_of_children_count() -> None:
