@@ -75,7 +75,7 @@ void gated(Member *member, const Linear *layer, Activation activation, const voi
 
 /* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
 typedef struct {
-    void *keys, *values;
+    void *keys, *values; /* values NULL: a key begins with its value, whose size is a multiple of 4 */
     int32_t heads, kv_heads, key_dim, value_dim;
     float scaling;
     float softcap;  /* 0: none */
