@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
+from fairlead_worker.model.layers.latent import PLAN, LatentAttention, LatentSizes
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
@@ -87,6 +88,8 @@ class Definition:
     softcap: float | None = None
     """Of the scores: see `LayerSpec`."""
     sinks: bool = False
+    latent: LatentSizes | None = None
+    """Keys and values are projections of latents; `head_dim` is what is rotated of a head. None: plain keys and values."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Factor of what a sublayer adds to the residual."""
@@ -120,6 +123,8 @@ class Definition:
         return cls(**(usual | different))
 
     def spec(self, layer: int) -> LayerSpec:
+        if self.latent is not None:
+            return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
@@ -137,17 +142,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
         self.definition, self.rope = definition, definition.ropes[index]
-        self.self_attn = CausalAttention(
-            definition.width,
-            index,
-            definition.spec(index),
-            definition.make_norm,
-            bias=definition.bias,
-            output_bias=definition.output_bias,
-            stacked=definition.stacked,
-            sinks=definition.sinks,
-            head_norms=definition.head_norms,
-        )
+        self.self_attn = make_attention(definition, index)
         self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
         for name in filter(None, definition.norms):
             self.add_module(name, definition.make_norm(definition.width))
@@ -189,6 +184,23 @@ class DecoderLayer(nn.Module):
         answer = mlp(states[None])
         out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
         return out
+
+
+def make_attention(definition: Definition, index: int) -> CausalAttention | LatentAttention:
+    """Return the attention of the layer with the number `index`."""
+    if definition.latent is not None:
+        return LatentAttention(definition.width, index, definition.spec(index), definition.latent, definition.bias)
+    return CausalAttention(
+        definition.width,
+        index,
+        definition.spec(index),
+        definition.make_norm,
+        bias=definition.bias,
+        output_bias=definition.output_bias,
+        stacked=definition.stacked,
+        sinks=definition.sinks,
+        head_norms=definition.head_norms,
+    )
 
 
 def make_mlp(definition: Definition) -> GatedMlp:
@@ -268,6 +280,8 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self.model = Body(self.definition)
         self.lm_head = nn.Linear(self.definition.width, self.model.embed_tokens.num_embeddings, bias=False)
         self.post_init()
+        if self.definition.latent is not None:
+            self._tp_plan = {**self._tp_plan, **PLAN}
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
@@ -276,8 +290,11 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:
-        """Make the ropes for texts of up to `limit` tokens. Called once the weights are on their device."""
+        """Make the ropes for texts of up to `limit` tokens, and absorb projections. Called once the weights are on their device."""
         definition = self.definition
+        for layer in self.modules():
+            if isinstance(layer, LatentAttention):
+                layer.absorb()
         for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
             frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
             growth = definition.growth if definition.growth and definition.growth[1] < limit else None

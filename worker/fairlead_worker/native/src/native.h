@@ -31,6 +31,7 @@
 #define fairlead_gated AT_LEVEL(fairlead_gated)
 #define fairlead_largest AT_LEVEL(fairlead_largest)
 #define fairlead_linear AT_LEVEL(fairlead_linear)
+#define fairlead_linears AT_LEVEL(fairlead_linears)
 #define fairlead_normalise AT_LEVEL(fairlead_normalise)
 #define fairlead_pack AT_LEVEL(fairlead_pack)
 #define fairlead_rotate AT_LEVEL(fairlead_rotate)
