@@ -46,7 +46,8 @@ class ReferenceBackend:
         values = [self._storage(layer.kv_heads, layer.own_value_dim) for layer in spec.stored]
         self._stored = (*keys, *values)
         values = [
-            key[..., : layer.value_dim] if layer.value_in_key else value for key, value, layer in zip(keys, values, spec.stored, strict=True)
+            key[..., : layer.value_dim] if layer.value_in_key else value
+            for key, value, layer in zip(keys, values, spec.stored, strict=True)
         ]
         self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
         self._step = _grouped_step if spec.groups else ReferenceStep

@@ -168,6 +168,30 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
     "deepseek_v2": Family("deepseek_v2", {**_ROUTED, **_LATENT, **_GROUPS}, path="layers", mechanisms="latents, experts"),
     "deepseek_v3": Family("deepseek_v3", {**_ROUTED, **_LATENT, **_GROUPS}, path="layers", mechanisms="latents, experts"),
+    "deepseek_v2 without latents of queries": Family(
+        "deepseek_v2",
+        {
+            **_ROUTED,
+            **_LATENT,
+            **_GROUPS,
+            "q_lora_rank": None,
+            **_rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL, mscale=0.707, mscale_all_dim=0.707),
+        },
+        path="layers",
+        mechanisms="latents, experts, yarn rope",
+    ),
+    "deepseek_v3 that rotates halves": Family(
+        "deepseek_v3",
+        {
+            **_ROUTED,
+            **_LATENT,
+            **_GROUPS,
+            "rope_interleave": False,
+            **_rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL, mscale=1.0, mscale_all_dim=0.5),
+        },
+        path="layers",
+        mechanisms="latents, experts, yarn rope",
+    ),
     "dots1": Family("dots1", {**_ROUTED, **_GROUPS, **_WINDOWS, **_TYPES}, mechanisms="windows and full attention, experts"),
     "ernie4_5": Family("ernie4_5", {**_HEADS, "use_bias": True}, path="layers"),
     "ernie4_5_moe": Family(
@@ -267,7 +291,8 @@ SERVED: Final[Mapping[str, Family]] = {
             "zero_expert_num": 4,
             "expert_ffn_hidden_size": 32,
         },
-        mechanisms="latents, cached as keys and values, experts",
+        path="layers",
+        mechanisms="latents, experts",
     ),
     "mellum": Family(
         "mellum", {**_HEADS, **_LOCAL, **_WINDOWS, **_TYPES, "moe_intermediate_size": 32}, mechanisms="windows and full attention, experts"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
@@ -68,6 +69,8 @@ class Definition:
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
     """The checkpoint has gate and up in one matrix."""
+    make_layer: "Callable[[Definition, int], nn.Module] | None" = None
+    """Returns the layer of a number; None: a `DecoderLayer`."""
     make_mlp: Callable[[int], nn.Module] | None = None
     """Returns the MLP or experts of a layer; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
@@ -167,13 +170,13 @@ class DecoderLayer(nn.Module):
         names, scale = self.definition.norms, self.definition.residual_scale
         update: torch.Tensor = self.self_attn(normed, turn, context)
         if self.definition.parallel:
-            return _add(update + self._feed(normed), residual, following, scale)
+            return add_norm(update + self._feed(normed), residual, following, scale)
         if (after := self.norm(names.after_attention)) is not None:
             update = after(update)
-        update = self._feed(_add(update, residual, self.norm(names.before_mlp), scale))
+        update = self._feed(add_norm(update, residual, self.norm(names.before_mlp), scale))
         if (after := self.norm(names.after_mlp)) is not None:
             update = after(update)
-        return _add(update, residual, following, scale)
+        return add_norm(update, residual, following, scale)
 
     def _feed(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
@@ -209,7 +212,7 @@ def make_mlp(definition: Definition) -> GatedMlp:
     )
 
 
-def _add(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float) -> torch.Tensor:
+def add_norm(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float = 1.0) -> torch.Tensor:
     """Add `update` to `residual` in place; return the norm of the sum, or the sum itself."""
     if scale != 1:
         update = update * scale
@@ -233,7 +236,8 @@ class Body(nn.Module):
         super().__init__()
         self.definition = definition
         self.embed_tokens = nn.Embedding(definition.config.vocab_size, definition.width)
-        self.layers = nn.ModuleList(DecoderLayer(definition, index) for index in range(len(definition.windows)))
+        make = definition.make_layer or DecoderLayer
+        self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
         self.norm = definition.make_norm(definition.width)
         self.ropes: dict[str, Rope] = {}
 
@@ -283,10 +287,16 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         if self.definition.latent is not None:
             self._tp_plan = {**self._tp_plan, **PLAN}
 
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise what a checkpoint lacks: routers without a correction of their scores (A.X K1) get zeros."""
+        super()._init_weights(module)
+        if (correction := module._buffers.get("e_score_correction_bias")) is not None:
+            init.zeros_(correction)
+
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer needs of attention; of a sharded model, this rank's part."""
-        return tuple(layer.self_attn.spec for layer in self.model.layers)  # type: ignore[union-attr,misc]
+        return tuple(module.spec for module in self.modules() if isinstance(module, CausalAttention | LatentAttention))
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:

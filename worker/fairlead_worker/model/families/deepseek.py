@@ -11,13 +11,17 @@ ALIGNMENT = 4
 """What divides the size of a latent, for the native library."""
 
 
-def _latent(config: Any, **different: Any) -> Definition | None:
+def define_latent(config: Any, query_scale: float = 1.0, kv_scale: float = 1.0, **different: Any) -> Definition | None:
+    """Return a decoder with attention over latents, but for what is `different`; None: its latents have a size that is not ours.
+
+    query_scale, kv_scale: factors of queries and latents.
+    """
     rank = config.kv_lora_rank
     if rank % ALIGNMENT:
         return None
-    sizes = LatentSizes(rank, config.q_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
-    usual = {"latent": sizes, "head_dim": sizes.qk_rope_head_dim, "scaling": _scaling(config.rope_parameters, sizes.query)}
-    return Definition.read(config, **(usual | different))
+    sizes = LatentSizes(rank, config.q_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, kv_scale)
+    scaling = query_scale * _scaling(config.rope_parameters, sizes.query)
+    return Definition.read(config, latent=sizes, head_dim=sizes.qk_rope_head_dim, scaling=scaling, **different)
 
 
 def _scaling(rope: dict[str, Any], head_dim: int) -> float:
@@ -28,20 +32,20 @@ def _scaling(rope: dict[str, Any], head_dim: int) -> float:
 
 
 def deepseek_v2(config: Any) -> Definition | None:
-    return _latent(config, interleaved=True, make_mlp=make_experts(config))
+    return define_latent(config, interleaved=True, make_mlp=make_experts(config))
 
 
 def deepseek_v3(config: Any) -> Definition | None:
-    return _latent(config, interleaved=config.rope_interleave, make_mlp=make_experts(config))
+    return define_latent(config, interleaved=config.rope_interleave, make_mlp=make_experts(config))
 
 
 def youtu(config: Any) -> Definition | None:
-    return _latent(config, interleaved=config.rope_interleave)
+    return define_latent(config, interleaved=config.rope_interleave)
 
 
 def minicpm3(config: Any) -> Definition | None:
     """Factors of embeddings, what is added to the residual, and logits."""
-    return _latent(
+    return define_latent(
         config,
         embedding_scale=config.scale_emb,
         residual_scale=config.scale_depth / config.num_hidden_layers**0.5,

@@ -25,7 +25,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Dimensions of a layer, by their names in a config, and the factors of LongCat."""
+    """Dimensions of a layer, by their names in a config."""
 
     kv_lora_rank: int
     """Of a latent."""
