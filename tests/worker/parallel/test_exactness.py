@@ -9,6 +9,7 @@ from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import Pair
 
+from fairlead_worker.model.catalog import SERVED
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.trial import trial_logits
 
@@ -20,6 +21,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with its embedding for a head": ("qwen3", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "latents": ("deepseek_v3", dict(SERVED["deepseek_v3"].settings)),
+    "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }
 

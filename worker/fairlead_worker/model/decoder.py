@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
+from fairlead_worker.model.layers.latent import PLAN, LatentAttention, LatentSizes
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
@@ -67,6 +69,8 @@ class Definition:
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
     """The checkpoint has gate and up in one matrix."""
+    make_layer: "Callable[[Definition, int], nn.Module] | None" = None
+    """Returns the layer of a number; None: a `DecoderLayer`."""
     make_mlp: Callable[[int], nn.Module] | None = None
     """Returns the MLP or experts of a layer; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
@@ -87,6 +91,8 @@ class Definition:
     softcap: float | None = None
     """Of the scores: see `LayerSpec`."""
     sinks: bool = False
+    latent: LatentSizes | None = None
+    """Keys and values are projections of latents; `head_dim` is what is rotated of a head. None: plain keys and values."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Factor of what a sublayer adds to the residual."""
@@ -120,6 +126,8 @@ class Definition:
         return cls(**(usual | different))
 
     def spec(self, layer: int) -> LayerSpec:
+        if self.latent is not None:
+            return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
@@ -137,17 +145,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
         self.definition, self.rope = definition, definition.ropes[index]
-        self.self_attn = CausalAttention(
-            definition.width,
-            index,
-            definition.spec(index),
-            definition.make_norm,
-            bias=definition.bias,
-            output_bias=definition.output_bias,
-            stacked=definition.stacked,
-            sinks=definition.sinks,
-            head_norms=definition.head_norms,
-        )
+        self.self_attn = make_attention(definition, index)
         self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
         for name in filter(None, definition.norms):
             self.add_module(name, definition.make_norm(definition.width))
@@ -172,13 +170,13 @@ class DecoderLayer(nn.Module):
         names, scale = self.definition.norms, self.definition.residual_scale
         update: torch.Tensor = self.self_attn(normed, turn, context)
         if self.definition.parallel:
-            return _add(update + self._feed(normed), residual, following, scale)
+            return add_norm(update + self._feed(normed), residual, following, scale)
         if (after := self.norm(names.after_attention)) is not None:
             update = after(update)
-        update = self._feed(_add(update, residual, self.norm(names.before_mlp), scale))
+        update = self._feed(add_norm(update, residual, self.norm(names.before_mlp), scale))
         if (after := self.norm(names.after_mlp)) is not None:
             update = after(update)
-        return _add(update, residual, following, scale)
+        return add_norm(update, residual, following, scale)
 
     def _feed(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
@@ -191,13 +189,30 @@ class DecoderLayer(nn.Module):
         return out
 
 
+def make_attention(definition: Definition, index: int) -> CausalAttention | LatentAttention:
+    """Return the attention of the layer with the number `index`."""
+    if definition.latent is not None:
+        return LatentAttention(definition.width, index, definition.spec(index), definition.latent, definition.bias)
+    return CausalAttention(
+        definition.width,
+        index,
+        definition.spec(index),
+        definition.make_norm,
+        bias=definition.bias,
+        output_bias=definition.output_bias,
+        stacked=definition.stacked,
+        sinks=definition.sinks,
+        head_norms=definition.head_norms,
+    )
+
+
 def make_mlp(definition: Definition) -> GatedMlp:
     return GatedMlp(
         definition.width, definition.inner, definition.activation, definition.mlp_bias, definition.stacked or definition.stacked_mlp
     )
 
 
-def _add(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float) -> torch.Tensor:
+def add_norm(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float = 1.0) -> torch.Tensor:
     """Add `update` to `residual` in place; return the norm of the sum, or the sum itself."""
     if scale != 1:
         update = update * scale
@@ -221,7 +236,8 @@ class Body(nn.Module):
         super().__init__()
         self.definition = definition
         self.embed_tokens = nn.Embedding(definition.config.vocab_size, definition.width)
-        self.layers = nn.ModuleList(DecoderLayer(definition, index) for index in range(len(definition.windows)))
+        make = definition.make_layer or DecoderLayer
+        self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
         self.norm = definition.make_norm(definition.width)
         self.ropes: dict[str, Rope] = {}
 
@@ -268,16 +284,27 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self.model = Body(self.definition)
         self.lm_head = nn.Linear(self.definition.width, self.model.embed_tokens.num_embeddings, bias=False)
         self.post_init()
+        if self.definition.latent is not None:
+            self._tp_plan = {**self._tp_plan, **PLAN}
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise what a checkpoint lacks: routers without a correction of their scores (A.X K1) get zeros."""
+        super()._init_weights(module)
+        if (correction := module._buffers.get("e_score_correction_bias")) is not None:
+            init.zeros_(correction)
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer needs of attention; of a sharded model, this rank's part."""
-        return tuple(layer.self_attn.spec for layer in self.model.layers)  # type: ignore[union-attr,misc]
+        return tuple(module.spec for module in self.modules() if isinstance(module, CausalAttention | LatentAttention))
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:
-        """Make the ropes for texts of up to `limit` tokens. Called once the weights are on their device."""
+        """Make the ropes for texts of up to `limit` tokens, and absorb projections. Called once the weights are on their device."""
         definition = self.definition
+        for layer in self.modules():
+            if isinstance(layer, LatentAttention):
+                layer.absorb()
         for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
             frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
             growth = definition.growth if definition.growth and definition.growth[1] < limit else None

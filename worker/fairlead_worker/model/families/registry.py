@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, llama
+from fairlead_worker.model.families import cohere, deepseek, experts, gemma, glm, granite, llama, longcat
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -24,9 +24,12 @@ FAMILIES: dict[str, type[Encoder]] = {
 """The encoders."""
 DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "arcee": llama.arcee,
+    "axk1": deepseek.deepseek_v3,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cwm": llama.cwm,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
     "ernie4_5": llama.ernie,
     "exaone4": llama.exaone4,
     "gemma": gemma.gemma,
@@ -35,12 +38,15 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "glm": glm.glm,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
+    "glm4_moe_lite": deepseek.deepseek_v3,
     "gpt_oss": experts.gpt_oss,
     "granite": granite.granite,
     "granitemoe": granite.granite_moe,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
     "llama": llama.llama,
+    "longcat_flash": longcat.longcat_flash,
+    "minicpm3": deepseek.minicpm3,
     "minimax_m2": experts.minimax_m2,
     "ministral": llama.mistral,
     "ministral3": llama.ministral3,
@@ -57,8 +63,11 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "starcoder2": llama.starcoder2,
+    "youtu": deepseek.youtu,
 }
 """The decoders. A function returns None for a config that has something else too, which transformers' own class then runs."""
+OF_LOADING = ("_keep_in_fp32_modules_strict", "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
+"""What transformers' class says of a family's checkpoints: corrections of a router stay in float32, A.X K1 has none, and so on."""
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -73,5 +82,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 @cache
 def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> type[Decoder]:
+    family = AutoModelForCausalLM._model_mapping[config_class]
     members = {"define": staticmethod(DECODERS[model_type]), "config_class": config_class, "__module__": __name__}
+    members |= {name: getattr(family, name) for name in OF_LOADING}
     return type(str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), (Decoder,), members)
