@@ -1,11 +1,12 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from fairlead_common.flags import FlagSettings, OptionalPort
 from fairlead_common.http.origins import parse_origins
 from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
@@ -13,7 +14,6 @@ from fairlead_index.redis.access import RedisAccess, redact_url
 from fairlead_router.service_classes import ServiceClasses, parse_classes
 
 IndexMode = Literal["auto", "mirror", "remote"]
-OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
 NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
     b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
@@ -21,20 +21,10 @@ NOT_FORWARDED = frozenset(
 """Headers of clients that the router uses itself, so that workers do not get them."""
 
 
-class RouterConfig(BaseSettings):
-    """Flags of `fairlead-router`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+class RouterConfig(FlagSettings):
+    """Flags of `fairlead-router`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FAIRLEAD_",
-        frozen=True,
-        extra="ignore",
-        cli_prog_name="fairlead-router",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
-    )
+    model_config = SettingsConfigDict(cli_prog_name="fairlead-router")
 
     service_name: str = Field("fairlead", description="name of the InferenceService")
     served_model_name: str = Field("", description="model name that clients send (empty: the workers' model names)")

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from array import array
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -138,23 +137,16 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
-        stream_options = request.stream_options
-        options = ReplyOptions(
-            model=model,
-            created=int(time.time()),
-            formatter=ChatFormatter(
-                request.request_id or context.request_id,
-                worker.encoder,
-                generation_request,
-                may_call=bool(tool_use.functions),
-                custom=tool_use.custom_names,
-                reasoning=request.include_reasoning is not False,
-                echo=_echo(request),
-            ),
-            include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
-            system_fingerprint=worker.system_fingerprint,
+        formatter = ChatFormatter(
+            request.request_id or context.request_id,
+            worker.encoder,
+            generation_request,
+            may_call=bool(tool_use.functions),
+            custom=tool_use.custom_names,
+            reasoning=request.include_reasoning is not False,
+            echo=_echo(request),
         )
+        options = ReplyOptions.of(worker, request, model, formatter)
         await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 

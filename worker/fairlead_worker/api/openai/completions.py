@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import time
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -97,15 +96,8 @@ async def completions(worker: Worker, context: RequestContext) -> None:
             grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
             sampling_request = replace(sampling_request, grammar=grammar)
         generation_request = prepare(worker, prompts, sampling_request, adapter)
-        stream_options = request.stream_options
-        options = ReplyOptions(
-            model=model,
-            created=int(time.time()),
-            formatter=CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request),
-            include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
-            system_fingerprint=worker.system_fingerprint,
-        )
+        formatter = CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request)
+        options = ReplyOptions.of(worker, request, model, formatter)
         await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 
