@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models import save_model
+from tests.lora import save_adapter
+from tests.models import build_model, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.exactness.test_exactness import Case
 from tests.worker.kernels.test_attention import needs_library
 from tests.worker.model.checkpoints import Form, blocks, save_quantized
 
+from fairlead_worker.errors import AdapterError
 from fairlead_worker.execution.batch_invariance import check_invariance
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.layers.latent import Absorbed
 from fairlead_worker.model.loader import load_model
 
@@ -106,6 +109,20 @@ def test_absorbed_projections_are_not_quantized(quantization: str, tmp_path: Pat
     torch.testing.assert_close(absorbed.value(latents), torch.einsum("thr,hvr->thv", latents, both[:, 16:]), atol=0.05, rtol=0.02)
     engine, other = (Engine(loaded, chunk, pages=512) for chunk in (64, 0))
     assert engine.serve(PROMPTS) == [other.serve([prompt], root=i)[0] for i, prompt in enumerate(PROMPTS)]
+
+
+def test_adapters_of_what_is_not_absorbed(tmp_path: Path) -> None:
+    save_model("youtu", tmp_path / "base")
+    targets = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+    merged = save_adapter(build_model("youtu"), tmp_path / "a", 0, targets=targets)
+    save_adapter(build_model("youtu"), tmp_path / "b", 1, targets=["kv_b_proj"])
+    loaded = load_model(str(tmp_path / "base"))
+    adapters = AdapterSet(loaded, 2, 64)
+    adapters.load(1, "a", "file:///a", tmp_path / "a")
+    prompts = PROMPTS[:9]
+    assert Engine(loaded, chunk=48, adapters=adapters).serve(prompts, adapters=[1] * 9) == generate(merged, prompts)
+    with pytest.raises(AdapterError, match="kv_b_proj is no linear layer of the model"):
+        adapters.load(2, "b", "file:///b", tmp_path / "b")
 
 
 def test_a_router_keeps_its_correction_in_float32_and_may_lack_it(tmp_path: Path) -> None:

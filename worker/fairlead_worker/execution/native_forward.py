@@ -17,6 +17,7 @@ from fairlead_worker.ipc.messages import DecoderPath
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.decoder import Decoder, DecoderLayer
+from fairlead_worker.model.layers.causal import CausalAttention
 from fairlead_worker.model.layers.mlp import GatedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope
@@ -162,6 +163,7 @@ class NativeForward:
 
     def _layer(self, layer: DecoderLayer, linears: "Matrices", attention: ctypes.Structure, rope: int, group: int) -> native.Layer:
         names, attends, width = layer.definition.norms, layer.self_attn, self._hidden
+        assert isinstance(attends, CausalAttention)
         query, key = (attends.q_norm, attends.k_norm) if attends.head_norms == "each" else (None, None)
         return native.Layer(
             before_attention=self._norm(layer.norm(names.before_attention), width),
@@ -226,9 +228,10 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
         norms = layer.definition.norms
         for name in filter(None, norms):
             _check_norm(layer.norm(name), model.definition.width)
-        if layer.self_attn.head_norms == "each":
-            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
-                _check_norm(norm, layer.self_attn.head_dim)
+        attends = layer.self_attn
+        if isinstance(attends, CausalAttention) and attends.head_norms == "each":
+            for norm in (attends.q_norm, attends.k_norm):
+                _check_norm(norm, attends.head_dim)
     _check_norm(model.model.norm, model.definition.width)
     return model, matrices, head
 

@@ -69,7 +69,7 @@ class CpuBackend:
         values = [self._storage(layer.kv_heads, layer.own_value_dim) for layer in spec.stored]
         self._stored = (*keys, *values)
         values = [
-            key.unflatten(2, (spec.page_size, -1))[..., : layer.value_dim] if layer.value_in_key else value
+            torch.unflatten(key, 2, (spec.page_size, -1))[..., : layer.value_dim] if layer.value_in_key else value
             for key, value, layer in zip(keys, values, spec.stored, strict=True)
         ]
         self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))

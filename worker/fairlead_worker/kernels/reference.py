@@ -185,6 +185,8 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
         return _attention_in_steps(spec, query, key, value, mask)
     if mask is not None:
         mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+    if key.shape[1] == 1:  # views: with enable_gqa torch repeats the keys, of latents for all heads
+        key, value = (part.expand(-1, query.shape[1], -1, -1) for part in (key, value))
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=spec.scaling, enable_gqa=query.shape[1] != key.shape[1]
     )

@@ -118,9 +118,10 @@ class NativeLinears(nn.ModuleList):
     def __init__(self, weights: torch.Tensor) -> None:
         """weights [layers, out_features, in_features]."""
         arena = Arena(len(weights) * room(packed_bytes(weights[0].shape, weights.dtype)))
-        super().__init__(NativeLinear(weight, None, arena=arena) for weight in weights)
+        layers = [NativeLinear(weight, None, arena=arena) for weight in weights]
+        super().__init__(layers)
         self.outputs, self.dtype = weights.shape[1], weights.dtype
-        self._native = (Linear * len(weights))(*(layer.native for layer in self))
+        self._native = (Linear * len(weights))(*(layer.native for layer in layers))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return [T, layers, out_features] of inputs [T, layers, in_features] with any strides between tokens and layers."""

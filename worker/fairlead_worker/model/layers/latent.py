@@ -7,6 +7,7 @@ prompt is cut, and decodes would be 8 times slower (8 of 2,048 tokens: 17 ms, no
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,7 +87,7 @@ class LatentAttention(Projections):
             self.q_b_proj = nn.Linear(rank, heads * sizes.query, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(width, sizes.stored, bias)
         self.kv_a_layernorm = RmsNorm(sizes.kv_lora_rank, EPSILON)
-        self.kv_b_proj: nn.Module = nn.Linear(sizes.kv_lora_rank, heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), bias=False)
+        self.kv_b_proj: Any = nn.Linear(sizes.kv_lora_rank, heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), bias=False)
         self.o_proj = nn.Linear(heads * sizes.v_head_dim, width, bias)
         self.units = {"q_proj": sizes.query, "q_b_proj": sizes.query, "kv_b_proj": sizes.qk_nope_head_dim + sizes.v_head_dim}
         """Outputs of projections that tensor parallelism leaves together."""
@@ -94,9 +95,8 @@ class LatentAttention(Projections):
     @property
     def spec(self) -> LayerSpec:
         """Return what the layer needs of attention; of a sharded model, this rank's part."""
-        last: nn.Module = self.q_b_proj if self.q_proj is None else self.q_proj
-        outputs: int = last.out_features
-        return replace(self._spec, heads=outputs // self.latent.query)
+        last: Any = self.q_b_proj if self.q_proj is None else self.q_proj
+        return replace(self._spec, heads=last.out_features // self.latent.query)
 
     def absorb(self) -> None:
         """Divide `kv_b_proj` for `forward`, in the dtype of the norms, once its weights are there. Raises UnsupportedAttention."""
@@ -105,8 +105,7 @@ class LatentAttention(Projections):
         sizes, dtype, read = self.latent, self.kv_a_layernorm.weight.dtype, reader_of(self.kv_b_proj)
         if read is None:
             raise UnsupportedAttention(f"the numbers of kv_b_proj, a {type(self.kv_b_proj).__name__}, cannot be read")
-        outputs: int = self.kv_b_proj.out_features
-        weight = (read(0, outputs) * sizes.kv_scale).to(dtype)
+        weight = (read(0, self.kv_b_proj.out_features) * sizes.kv_scale).to(dtype)
         self.kv_b_proj = Absorbed(weight.view(self.spec.heads, -1, sizes.kv_lora_rank), sizes.qk_nope_head_dim)
 
     def forward(self, states: torch.Tensor, turn: Turn, context: StepContext) -> torch.Tensor:
@@ -115,8 +114,9 @@ class LatentAttention(Projections):
         query, latent = self.project(states)
         if self.q_proj is None:
             query = self.q_b_proj(self.q_a_layernorm(query))
-        plain, turned = query.unflatten(-1, (-1, sizes.query)).split((sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), -1)
-        latent, shared = latent[:, None].split((sizes.kv_lora_rank, sizes.qk_rope_head_dim), -1)
+        query = torch.unflatten(query, -1, (-1, sizes.query))
+        plain, turned = query[..., : sizes.qk_nope_head_dim], query[..., sizes.qk_nope_head_dim :]
+        latent, shared = latent[:, None, : sizes.kv_lora_rank], latent[:, None, sizes.kv_lora_rank :]
         turned, shared = turn(turned, shared)
         query = torch.cat((absorbed.query(plain), turned), -1)
         key = torch.cat((self.kv_a_layernorm(latent), shared), -1)
