@@ -19,6 +19,7 @@ SCORE = {
     ("copy to the host", "execution/pooling.py:pool"): "one copy of all embeddings",
 }
 
+
 def unexpected(record: Record, *further: dict[tuple[str, str], str]) -> list[Wait]:
     """Return the waits that are not in `STEP` or in `further`."""
     allowed = {key for table in (STEP, *further) for key in table}

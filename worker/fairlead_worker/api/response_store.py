@@ -22,6 +22,7 @@ from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.config.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -72,17 +73,18 @@ class ResponseStore:
             logger.warning("a response of %d bytes is not stored: the stored responses of its tenant or service have no room", len(text))
         return bool(reply == [b"OK"])
 
-    async def load(self, id: str, keys: ResponseKeys, param: str | None = None) -> StoredResponse:
-        """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away."""
+    async def load(self, id: str, keys: ResponseKeys, cpu: RequestCpu, param: str | None = None) -> StoredResponse:
+        """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away. `cpu` gets the CPU time."""
         if (key := keys.keys.get(id)) is not None:
             text = await self._ask(lambda: self._scripts.redis.execute("HGET", self._scripts.key(f"answers:r{_name(key)}"), "text"))
-            if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
-                return msgspec.json.decode(body, type=StoredResponse)
+            with cpu.measure():
+                if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
+                    return msgspec.json.decode(body, type=StoredResponse)
         raise ApiError(404, f"there is no stored response {quote(id)}; it may have expired", param=param, code="not_found")
 
-    async def delete(self, id: str, keys: ResponseKeys) -> None:
+    async def delete(self, id: str, keys: ResponseKeys, cpu: RequestCpu) -> None:
         """Delete a stored response. Raise ApiError as `load`."""
-        await self.load(id, keys)
+        await self.load(id, keys, cpu)
         await self._ask(lambda: self._scripts.call("delete_response", _name(keys.keys[id])))
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:

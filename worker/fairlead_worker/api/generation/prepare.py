@@ -71,6 +71,16 @@ class GenerationRequest:
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are formatted."""
+        return self.needs_prompt_logprobs or any(each.sampling.logprobs for each in self.submits)
+
+    def count_finished_tokens(self) -> int:
+        """Return the tokens that were computed for finished choices, without cached ones."""
+        finished = [(place, choice) for place, choice in enumerate(self.choices) if choice.finish_reason is not None]
+        return sum(len(self.prompts[place // self.best_of]) - choice.cached_tokens + choice.output_tokens for place, choice in finished)
+
     def count_cached_tokens(self) -> tuple[int, int]:
         """Return the prompts' cached tokens, and how many of them came from the host tier."""
         cached, from_host, _ = self._count_cached()

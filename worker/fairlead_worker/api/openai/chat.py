@@ -165,7 +165,7 @@ async def check_chat(
     tool_use = parse_tool_use(request)
     is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
-    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin, size, most)
+    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, context, request, origin, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
@@ -202,12 +202,14 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
     return len(prompt)
 
 
-async def encode_messages(worker: Worker, request: ChatRequest, origin: RequestOrigin, size: int, most: int) -> "array[int]":
+async def encode_messages(
+    worker: Worker, context: RequestContext, request: ChatRequest, origin: RequestOrigin, size: int, most: int
+) -> "array[int]":
     """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     return await worker.encode(
-        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, origin.tenant
+        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
     )
 
 
