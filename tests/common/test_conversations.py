@@ -66,7 +66,7 @@ def test_parts_of_any_role_are_text(encoder: PromptEncoder) -> None:
 def test_every_kind_of_text_is_read(encoder: PromptEncoder) -> None:
     if not serves(encoder, None):
         return
-    kinds = (("input_text", "text"), ("output_text", "text"), ("refusal", "refusal"))
+    kinds = (("input_text", "text"), ("output_text", "text"), ("refusal", "refusal"), (None, "text"))
     for content in ([{"type": kind, field: "Said"}] for kind, field in kinds):
         assert render(encoder, [ASKED, {**ANSWERED, "content": content}, NEXT]) == render(encoder, PLAIN)
     assert render(encoder, [{**each, "content": [each["content"]]} for each in PLAIN]) == render(encoder, PLAIN)
