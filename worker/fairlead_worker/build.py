@@ -1,6 +1,7 @@
 """Build model, adapters and runner from the configuration, the same on every rank. Imports torch late, because that takes seconds."""
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairlead_worker.config import SpeculativeConfig, WorkerConfig
@@ -157,6 +158,7 @@ def build_runner(
         piece_tokens=config.limits.piecewise_graph_tokens,
         progress=progress or no_progress,
         group=group,
+        state_snapshots=config.limits.state_snapshots,
         deterministic=config.deterministic,
     ).build()
 
@@ -242,7 +244,20 @@ def choose_modes(
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """Return the scheduler's configuration for this model, before it is limited to the available memory."""
-    return step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
+    steps = step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
+    return replace(steps, speculative_method="none") if loaded.states else steps  # a state cannot go back behind a rejected token
+
+
+def check_states(config: WorkerConfig, loaded: "LoadedModel") -> None:
+    """Warn of settings that a model with recurrent layers ignores. Raises ModelLoadError for those that it cannot have."""
+    from fairlead_worker.errors import ModelLoadError
+
+    if not loaded.states:
+        return
+    if config.deterministic:
+        raise ModelLoadError(config.model, "--deterministic is not served for recurrent layers: their sums depend on where a chunk begins")
+    if config.speculative_config is not None:
+        logger.warning("--speculative-config is ignored: the model has recurrent layers, whose states cannot go back")
 
 
 def step_config(

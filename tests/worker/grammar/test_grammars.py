@@ -1,6 +1,7 @@
 """Grammars together with every other feature of a step: the tokens do not depend on the rest of the batch or on the execution mode."""
 
 import threading
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -244,9 +245,29 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     assert stood_in == [True, True]
 
 
-def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
+def test_with_recurrent_states_a_step_waits_for_its_masks(model: Model) -> None:
+    """No token is computed twice: the state has it already. The gate opens only once the step waits."""
+    choice = model.grammar("choice", ["left", "right"])
+    expected = Serving(model).serve([Ask(choice), Ask("", max_tokens=30)])
     slow = Slow(model.compiler)
-    serving = Serving(model, grammars=Grammars(slow, timeout=0.05))
+    grammars = Grammars(slow, waits=True)
+    wait = grammars._filled.wait_for
+
+    def wait_for(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        threading.Timer(0.02, slow.gate.release).start()
+        return wait(predicate, timeout)
+
+    grammars._filled.wait_for = wait_for  # type: ignore[method-assign]
+    serving = Serving(model, grammars=grammars, overlap=True)
+    serving.scheduler.batch.retry = None  # type: ignore[method-assign,assignment]
+    same(serving.serve([Ask(choice), Ask("", max_tokens=30)]), expected)
+    slow.gate.release(100)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_mask_that_never_comes_ends_its_request(model: Model, waits: bool) -> None:
+    slow = Slow(model.compiler)
+    serving = Serving(model, grammars=Grammars(slow, timeout=0.05, waits=waits))
     (answer,) = serving.serve([Ask(model.grammar("choice", ["left", "right"]))])
     slow.gate.release(100)
     assert answer.finish == "error"

@@ -49,6 +49,9 @@ class Limits(ConfigObject):
     dedupe_tokens: Annotated[
         NonNegative, Field(description="tokens of the shortest prefix that requests of one step compute together; 0: none")
     ] = 32
+    state_snapshots: Annotated[
+        NonNegative, Field(description="snapshots of recurrent states that the prefix cache holds; 0: what half of the memory for KV holds")
+    ] = 0
     piecewise_graph_tokens: Annotated[
         NonNegative,
         Field(description="tokens of the largest step with prompts that runs as piecewise CUDA graphs, where launches are slow; 0: none"),

@@ -236,6 +236,8 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
 def _check_definition(model: Decoder) -> None:
     definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
     for what, it_has in {
+        "recurrent layers": definition.recurrence is not None,
+        "attention with gates": definition.gated,
         "attention and MLP beside each other": definition.parallel,
         "a factor of what is added to the residual": definition.residual_scale != 1,
         "a rope that rotates neighbours": definition.interleaved,

@@ -109,6 +109,16 @@ _GEMMA4: Final = {
     "hidden_size_per_layer_input": 16,
     "num_kv_shared_layers": 2,
 }
+_LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA: Final = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _OPT: Final = {"ffn_dim": 128, "init_std": 0.2, "word_embed_proj_dim": 64, "pad_token_id": 1}
 
 
@@ -305,6 +315,16 @@ SERVED: Final[Mapping[str, Family]] = {
     "qwen2_moe": Family(
         "qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [0]}, path="layers", mechanisms="experts"
     ),
+    "qwen3_5 (text)": Family("qwen3_5_text", _DELTA, path="layers", mechanisms="recurrent states"),
+    "qwen3_5_moe (text)": Family(
+        "qwen3_5_moe_text",
+        {**_DELTA, **_MOE, "shared_expert_intermediate_size": 64},
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
+    "qwen3_next": Family(
+        "qwen3_next", {**_DELTA, **_MOE, "shared_expert_intermediate_size": 64}, path="layers", mechanisms="recurrent states, experts"
+    ),
     "qwen3_moe": Family("qwen3_moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}, path="layers", mechanisms="experts"),
     "seed_oss": Family("seed_oss", _HEADS, path="native"),
     "smollm3": Family("smollm3", path="native"),
@@ -348,7 +368,6 @@ _STATE: Final = "recurrent or hybrid models are not served"
 _INDEXER: Final = "tokens that an indexer chooses"
 _INDEXED: Final = {**_ROUTED, **_LATENT, **_GROUPS, "index_head_dim": 16, "index_n_heads": 2}
 _TWICE: Final = "attends twice in one pass"
-_LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
 
 
 def _refused(reason: str, **settings: Mapping[str, Any]) -> dict[str, Refused]:
@@ -377,16 +396,6 @@ REFUSED: Final[Mapping[str, Refused]] = {
         mpt={"d_model": 64, "n_heads": 4, "n_layers": 2},
         nemotron_h={},
         olmo_hybrid={},
-        qwen3_5_moe_text={**_MOE, **_LINEAR},
-        qwen3_5_text=_LINEAR,
-        qwen3_next={
-            **_MOE,
-            **_LINEAR,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-        },
         rwkv={"attention_hidden_size": 64},
         stablelm={},
         xglm={"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 128},

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
+from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.norm import RmsNorm
@@ -41,6 +42,17 @@ AFTER = NormNames(after_attention="post_attention_layernorm", after_mlp="post_fe
 """OLMo 2 and 3."""
 
 
+class Recurrence(NamedTuple):
+    """Layers that keep a state of a request instead of keys and values."""
+
+    name: str
+    """Of the layer's part that is in place of attention."""
+    layers: tuple[bool, ...]
+    """Which ones they are."""
+    make: Callable[[int, int], nn.Module]
+    """Returns that part (`kernels.states.Recurrent`) of a layer, by the layer's number and its number among them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """What a decoder computes. `read` takes the usual fields of a config; a family replaces what differs."""
@@ -58,6 +70,10 @@ class Definition:
     """Returns a norm over so many dimensions."""
     norms: NormNames = BEFORE
     head_norms: HeadNorms = "none"
+    gated: bool = False
+    """See `CausalAttention`."""
+    recurrence: Recurrence | None = None
+    """None: all layers have attention."""
     bias: bool = False
     """Of q, k and v."""
     output_bias: bool = False
@@ -103,7 +119,7 @@ class Definition:
         usual: dict[str, Any] = {
             "config": config,
             "width": config.hidden_size,
-            "inner": config.intermediate_size,
+            "inner": getattr(config, "intermediate_size", 0),
             "heads": heads,
             "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
             "head_dim": head_dim,
@@ -123,6 +139,14 @@ class Definition:
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
+    def is_recurrent(self, layer: int) -> bool:
+        return self.recurrence is not None and self.recurrence.layers[layer]
+
+    def place(self, layer: int) -> int:
+        """Return how many layers of the same kind, with attention or recurrent, are before a layer."""
+        kind = self.is_recurrent(layer)
+        return sum(self.is_recurrent(before) is kind for before in range(layer))
+
 
 def windows_of(config: Any) -> tuple[int | None, ...]:
     """Return each layer's window: the config's in layers of type `sliding_attention`, or in all if layers have no types."""
@@ -132,25 +156,27 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP. The sums of their outputs and the residual are computed in the norms that follow."""
+    """Attention, or a recurrent part in its place, and MLP. The norms that follow add their outputs to the residual."""
 
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
-        self.definition, self.rope = definition, definition.ropes[index]
-        self.self_attn = CausalAttention(
-            definition.width,
-            index,
-            definition.spec(index),
-            definition.make_norm,
-            bias=definition.bias,
-            output_bias=definition.output_bias,
-            stacked=definition.stacked,
-            sinks=definition.sinks,
-            head_norms=definition.head_norms,
-        )
+        self.definition, self.rope, place = definition, definition.ropes[index], definition.place(index)
+        self.recurrent = definition.recurrence.name if definition.recurrence and definition.is_recurrent(index) else ""
+        """Name of the part in place of attention; empty: it has attention."""
+        if definition.recurrence and self.recurrent:
+            self.add_module(self.recurrent, definition.recurrence.make(index, place))
+        else:
+            self.self_attn = make_attention(definition, index, place)
         self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
         for name in filter(None, definition.norms):
             self.add_module(name, definition.make_norm(definition.width))
+
+    @property
+    def mixer(self) -> nn.Module:
+        """Return the part that reads other tokens: attention, or the recurrent part."""
+        module = self._modules[self.recurrent or "self_attn"]
+        assert module is not None
+        return module
 
     @property
     def mlp_or_experts(self) -> nn.Module:
@@ -170,7 +196,7 @@ class DecoderLayer(nn.Module):
         normed: the norm that begins this layer, of `residual` [T, width], which is changed in place.
         """
         names, scale = self.definition.norms, self.definition.residual_scale
-        update: torch.Tensor = self.self_attn(normed, turn, context)
+        update: torch.Tensor = self.mixer(normed, context) if self.recurrent else self.self_attn(normed, turn, context)
         if self.definition.parallel:
             return _add(update + self._feed(normed), residual, following, scale)
         if (after := self.norm(names.after_attention)) is not None:
@@ -189,6 +215,22 @@ class DecoderLayer(nn.Module):
         answer = mlp(states[None])
         out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
         return out
+
+
+def make_attention(definition: Definition, index: int, place: int) -> CausalAttention:
+    """Return the attention of a layer. place: among those with attention."""
+    return CausalAttention(
+        definition.width,
+        place,
+        definition.spec(index),
+        definition.make_norm,
+        bias=definition.bias,
+        output_bias=definition.output_bias,
+        stacked=definition.stacked,
+        sinks=definition.sinks,
+        head_norms=definition.head_norms,
+        gated=definition.gated,
+    )
 
 
 def make_mlp(definition: Definition) -> GatedMlp:
@@ -271,8 +313,18 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        """Return what each layer needs of attention; of a sharded model, this rank's part."""
-        return tuple(layer.self_attn.spec for layer in self.model.layers)  # type: ignore[union-attr,misc]
+        """Return what each layer with attention needs of it; of a sharded model, this rank's part."""
+        return tuple(layer.self_attn.spec for layer in self.model.layers if not layer.recurrent)  # type: ignore[union-attr,misc]
+
+    @property
+    def attending(self) -> list[int]:
+        """Return the numbers of the layers with attention."""
+        return [number for number, layer in enumerate(self.model.layers) if not layer.recurrent]
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Return what each recurrent layer keeps of a request; of a sharded model, this rank's part."""
+        return tuple(layer.mixer.state for layer in self.model.layers if layer.recurrent)  # type: ignore[union-attr,misc]
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:

@@ -106,7 +106,7 @@ def _fuse_norms(model: Decoder, library: Library, changes: Changes) -> None:
             changes.set(norm, "kernels", library)
     for layer in _layers(model):
         names = layer.definition.norms
-        for name, reader in ((names.before_attention, layer.self_attn), (names.before_mlp, layer.mlp_or_experts)):
+        for name, reader in ((names.before_attention, layer.mixer), (names.before_mlp, layer.mlp_or_experts)):
             narrow = [part for part in reader.modules() if isinstance(part, Fp8Linear)]
             if isinstance(norm := layer.norm(name), RmsNorm) and narrow and narrow[0].rounder.fuses:
                 changes.set(norm, "rounder", narrow[0].rounder)
@@ -123,7 +123,7 @@ def _fuse_sums(model: Decoder, changes: Changes) -> None:
     for layer, next_norm in zip(layers, following, strict=True):
         names, mlp = layer.definition.norms, layer.mlp_or_experts
         for last, after, norm in (
-            (layer.self_attn.o_proj, names.after_attention, layer.norm(names.before_mlp)),
+            (getattr(layer.mixer, "o_proj", None), names.after_attention, layer.norm(names.before_mlp)),
             (getattr(mlp, "down_proj", None), names.after_mlp, next_norm),
         ):
             if not isinstance(last, Summed) or last.bias is not None or isinstance(last.layer, Fp8Linear) or after:

@@ -14,6 +14,8 @@ def describe_mechanisms(config: PreTrainedConfig, layers: Sequence[LayerSpec]) -
 
 
 def _mechanisms(text: PreTrainedConfig, layers: Sequence[LayerSpec]) -> Iterator[str]:
+    if len(layers) < text.num_hidden_layers:
+        yield "recurrent states"
     windowed = sum(layer.window is not None for layer in layers)
     if windowed:
         yield "windows" if windowed == len(layers) else "windows and full attention"

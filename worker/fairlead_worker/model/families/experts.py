@@ -12,7 +12,7 @@ from fairlead_worker.model.layers.mlp import GatedMlp
 
 def make_experts(config: Any, name: str = "mlp") -> Callable[[int], nn.Module]:
     """Return what makes the part `name` of transformers' layer of a number. Ordinary MLPs, also those beside experts, become ours."""
-    module = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+    module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     layer_class = next(value for title, value in vars(module).items() if title.endswith("DecoderLayer"))
 
     def make(index: int) -> nn.Module:

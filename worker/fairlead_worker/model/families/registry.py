@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, llama
+from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, llama, qwen_hybrid
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -54,6 +54,9 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "qwen2_moe": experts.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_5_moe_text": qwen_hybrid.qwen3_5_moe,
+    "qwen3_5_text": qwen_hybrid.qwen3_5,
+    "qwen3_next": qwen_hybrid.qwen3_next,
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "starcoder2": llama.starcoder2,

@@ -33,13 +33,17 @@ class CausalAttention(Projections):
         stacked: bool,
         sinks: bool,
         head_norms: HeadNorms,
+        gated: bool = False,
     ) -> None:
-        """spec: of the whole model. index: of the layer. make_norm: for a width. stacked: see `add_projections`."""
+        """spec: of the whole model. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
+
+        gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
+        """
         super().__init__()
         self.index, self.head_dim, self.head_norms = index, spec.key_dim, head_norms
-        self._spec = spec
+        self._spec, self.gated = spec, gated
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        self.add_projections(width, sizes, bias, stacked)
+        self.add_projections(width, [sizes[0] * (1 + gated), *sizes[1:]], bias, stacked)
         self.o_proj = nn.Linear(sizes[0], width, output_bias)
         if head_norms != "none":
             self.q_norm, self.k_norm = (make_norm(self.head_dim if head_norms == "each" else size) for size in sizes[:2])
@@ -51,6 +55,7 @@ class CausalAttention(Projections):
         heads, kv_heads = self._spec.heads, self._spec.kv_heads
         if self.whole is None or isinstance(self.whole, Stack):
             heads, kv_heads = (getattr(self, name).out_features // self.head_dim for name in self.PARTS[:2])
+            heads //= 1 + self.gated
         sinks = None if self.sinks is None else sink_numbers(self.sinks)
         return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
 
@@ -60,9 +65,14 @@ class CausalAttention(Projections):
         if self.head_norms == "all":
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
+        if self.gated:
+            query, gate = query[:, ::2], query[:, 1::2]
         if self.head_norms == "each":
             query, key = self.q_norm(query), self.k_norm(key)
         if turn is not None:
             query, key = turn(query, key)
-        attended: torch.Tensor = self.o_proj(context.attend(self.index, query, key, value).flatten(1))
+        mixed = context.attend(self.index, query, key, value)
+        if self.gated:
+            mixed = mixed * gate.sigmoid()
+        attended: torch.Tensor = self.o_proj(mixed.flatten(1))
         return attended
