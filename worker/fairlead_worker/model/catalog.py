@@ -338,6 +338,18 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
     "youtu": Family("youtu", _LATENT, mechanisms="latents, cached as keys and values"),
     "tied qwen2": Family("qwen2", {"tie_word_embeddings": True}, "native", mechanisms="tied head"),
+    "lfm2": Family(
+        "lfm2",
+        {"num_hidden_layers": 4, "full_attn_idxs": [2], "block_multiple_of": 16},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
+    "lfm2_moe": Family(
+        "lfm2_moe",
+        {**_MOE, "num_hidden_layers": 3, "num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention"]},
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
     "linear rope": Family("llama", _rope("linear", factor=4.0), "native", mechanisms="linear rope"),
     "yarn rope": Family("qwen3", _rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL), "native", mechanisms="yarn rope"),
     "llama3 rope": Family(
@@ -410,8 +422,6 @@ REFUSED: Final[Mapping[str, Refused]] = {
             "layer_types": ["mamba", "attention"],
             "shared_intermediate_size": 64,
         },
-        lfm2={"full_attn_idxs": [1]},
-        lfm2_moe={**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
         lfm3={},
         minimax={**_LOCAL, **_HEADS, **_LINEAR},
         recurrent_gemma={"lru_width": 64},

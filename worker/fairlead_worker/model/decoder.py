@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.kernels.states import StateSpec
-from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
+from fairlead_worker.model.layers.causal import AttentionNames, CausalAttention, HeadNorms
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
@@ -72,6 +72,10 @@ class Definition:
     head_norms: HeadNorms = "none"
     gated: bool = False
     """See `CausalAttention`."""
+    attention_names: AttentionNames = AttentionNames()
+    embedding_name: str = "embed_tokens"
+    norm_name: str = "norm"
+    """Of the last norm."""
     recurrence: Recurrence | None = None
     """None: all layers have attention."""
     bias: bool = False
@@ -230,6 +234,7 @@ def make_attention(definition: Definition, index: int, place: int) -> CausalAtte
         sinks=definition.sinks,
         head_norms=definition.head_norms,
         gated=definition.gated,
+        names=definition.attention_names,
     )
 
 
@@ -262,14 +267,22 @@ class Body(nn.Module):
     def __init__(self, definition: Definition) -> None:
         super().__init__()
         self.definition = definition
-        self.embed_tokens = nn.Embedding(definition.config.vocab_size, definition.width)
+        self.add_module(definition.embedding_name, nn.Embedding(definition.config.vocab_size, definition.width))
         self.layers = nn.ModuleList(DecoderLayer(definition, index) for index in range(len(definition.windows)))
-        self.norm = definition.make_norm(definition.width)
+        self.add_module(definition.norm_name, definition.make_norm(definition.width))
         self.ropes: dict[str, Rope] = {}
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.get_submodule(self.definition.embedding_name)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.get_submodule(self.definition.norm_name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return [T, width] of token ids [T], as the first layer reads them."""
-        states: torch.Tensor = self.embed_tokens(tokens)
+        states: torch.Tensor = self.embedding(tokens)
         scale = self.definition.embedding_scale
         return states if scale == 1 else states * _rounded(scale, states.dtype)
 
@@ -277,7 +290,7 @@ class Body(nn.Module):
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
         residual = self.embed(tokens)
         turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
-        first, *following = [*(layer.norm(layer.definition.norms.before_attention) for layer in self.layers), self.norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
+        first, *following = [*(layer.norm(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
         for layer, norm in zip(self.layers, following, strict=True):
             states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
@@ -288,11 +301,11 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
     """A whole model. `families.registry` makes a class of each family."""
 
     base_model_prefix = "model"
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers' own
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _supports_sdpa = True
     define: Callable[[Any], Definition]
     """Returns the definition of a config."""
+    model: Body
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -304,11 +317,15 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         """Return True: experts are transformers' own, which then run as grouped products."""
         return True
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.definition = type(self).define(config)
-        self.model = Body(self.definition)
-        self.lm_head = nn.Linear(self.definition.width, self.model.embed_tokens.num_embeddings, bias=False)
+        self.add_module(self.base_model_prefix, Body(self.definition))
+        self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
+        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
         self.post_init()
 
     @property

@@ -119,7 +119,7 @@ def _fuse_sums(model: Decoder, changes: Changes) -> None:
         raise Unfused(reason)
     made = sums.RankSum(sums.load_library(), group, model.definition.width, model.dtype)
     layers = _layers(model)
-    following = [*(layer.norm(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.norm]
+    following = [*(layer.norm(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.last_norm]
     for layer, next_norm in zip(layers, following, strict=True):
         names, mlp = layer.definition.norms, layer.mlp_or_experts
         for last, after, norm in (

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, llama, qwen_hybrid
+from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, lfm2, llama, qwen_hybrid
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -40,6 +40,8 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "granitemoe": granite.granite_moe,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
+    "lfm2": lfm2.lfm2,
+    "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
     "minimax_m2": experts.minimax_m2,
     "ministral": llama.mistral,
@@ -76,5 +78,9 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 @cache
 def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> type[Decoder]:
-    members = {"define": staticmethod(DECODERS[model_type]), "config_class": config_class, "__module__": __name__}
+    family = AutoModelForCausalLM._model_mapping[config_class]
+    prefix = family.base_model_prefix
+    members = {"define": staticmethod(DECODERS[model_type]), "config_class": config_class, "base_model_prefix": prefix, "__module__": __name__}
+    if prefix != "model":
+        members["model"] = property(lambda model: model._modules[prefix])
     return type(str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), (Decoder,), members)

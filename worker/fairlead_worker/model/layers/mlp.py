@@ -52,22 +52,23 @@ class GatedMlp(Projections):
     """down(activation(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), by the names of decoders."""
 
     STACK, PARTS = "gate_up_proj", ("gate_proj", "up_proj")
+    DOWN = "down_proj"
     kernels: Library | None = None
     """Computes the activation of 16 bits and the product in one kernel, on a GPU."""
 
     def __init__(self, width: int, inner: int, activation: str, bias: bool = False, stacked: bool = False) -> None:
         super().__init__()
         self.add_projections(width, [inner, inner], bias, stacked)
-        self.down_proj = nn.Linear(inner, width, bias)
+        self.add_module(self.DOWN, nn.Linear(inner, width, bias))
         self.activation = activation
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        out: torch.Tensor = self.down_proj(self._activate(states))
+        out: torch.Tensor = getattr(self, self.DOWN)(self._activate(states))
         return out
 
     def _activate(self, states: torch.Tensor) -> Any:
-        """Return [T, inner], or its rounded form for a `down_proj` that multiplies float8."""
+        """Return [T, inner], or its rounded form for a last layer that multiplies float8."""
         if self.whole is None or self.kernels is None or states.dtype not in DTYPES:
             gate, up = self.project(states)
             return ACTIVATIONS[self.activation](gate) * up
@@ -79,7 +80,7 @@ class GatedMlp(Projections):
     @property
     def _rounding(self) -> Fp8Linear | None:
         """Return the last layer if it takes rounded inputs, and no hook or other forward (`fixed_rows`) reads them in this step."""
-        down = self.down_proj
+        down: Any = getattr(self, self.DOWN)
         last: nn.Module = down.layer if isinstance(down, Summed) else down
         if not isinstance(last, Fp8Linear) or not last.rounder.fuses:
             return None
