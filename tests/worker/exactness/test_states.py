@@ -12,7 +12,7 @@ from tests.worker.exactness.test_exactness import Case
 from fairlead_worker.model.loader import load_model
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
-MODELS = ["qwen3_next"]
+MODELS = ["qwen3_next", "falcon_h1", "mamba2", "jamba"]
 OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 
 
@@ -49,7 +49,8 @@ def test_preempted_and_evicted(case: Case) -> None:
     assert load.preemptions and load.evicted_pages > load.pages_total and load.cached_tokens
 
 
-def test_a_host_tier_keeps_pages_whose_states_are_on_the_device(case: Case) -> None:
+def test_a_host_tier_keeps_pages_whose_states_are_on_the_device() -> None:
+    case = make_case("qwen3_next")
     chosen = [place for place, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
     engine = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=500)
     for _ in range(2):
@@ -58,7 +59,8 @@ def test_a_host_tier_keeps_pages_whose_states_are_on_the_device(case: Case) -> N
     assert load.host is not None and load.host.loaded
 
 
-def test_a_conversation_that_grows_is_computed_once(case: Case) -> None:
+def test_a_conversation_that_grows_is_computed_once() -> None:
+    case = make_case("qwen3_next")
     engine, text = Engine(case.loaded, chunk=64), list(case.prompts[10])
     for _ in range(4):
         [(answer, cached)] = engine.serve_counted([text], max_tokens=40)

@@ -167,7 +167,7 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
     spec = replace(spec, groups=() if skeleton.states else groups)
     report = replace(
         report,
-        mechanisms=describe_mechanisms(plan.config, skeleton.layers),
+        mechanisms=describe_mechanisms(plan.config, skeleton.layers, bool(skeleton.states)),
         attention=attention,
         attention_reason=why,
         dtype=_name(plan.dtype),
@@ -272,7 +272,7 @@ def _fill(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: KVSpec
         except ValueError as error:
             return replace(report, problem=f"{error}: {_advice(report, config, False)}")
         running, room = slots.running, max(0, room - slots.all_bytes)
-        report = replace(report, state_bytes=slots.all_bytes, kv_groups=describe_states(len(skeleton.states), spec, slots))
+        report = replace(report, state_bytes=slots.all_bytes, kv_groups=describe_states(spec, slots))
     if not pages:
         pages = spec.pages_for(room) if spec.page_bytes else count_token_pages(report.max_model_len, config.page_size, running)
     longest = max(1, -(-(report.context - 1) // config.page_size))  # the last token's KV is never needed

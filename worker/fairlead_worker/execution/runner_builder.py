@@ -239,7 +239,7 @@ class RunnerBuilder:
         )
         runner.kv_groups = describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
         if self.loaded.states:
-            runner.kv_groups = describe_states(len(self.loaded.states), self._spec, self._slots)
+            runner.kv_groups = describe_states(self._spec, self._slots)
         runner.step_tokens = self._step_tokens
         if isinstance(attention, FlashInferBackend):
             runner.filters = make_device_filters(self.loaded.device)

@@ -34,15 +34,15 @@ class StateSpec:
 
 
 class Recurrent(Protocol):
-    """A recurrent layer."""
-
-    index: int
-    """Among the recurrent layers of the model."""
+    """A recurrent layer, or a part of one."""
 
     @property
-    def state(self) -> StateSpec:
-        """Return what it keeps; of a sharded model, this rank's part."""
+    def index(self) -> int:
+        """Return its place among the states of the model."""
         ...
+
+    @property
+    def state(self) -> StateSpec: ...
 
     def advance(self, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Return the outputs [B, L, ...] and the states after L tokens of B rows.
@@ -227,9 +227,9 @@ def count_token_pages(max_model_len: int, page_size: int, running: int) -> int:
     return max(longest, min(longest * running, TOKENS // page_size))
 
 
-def describe_states(layers: int, spec: KVSpec, slots: StateSlots) -> str:
-    """Return what a model with recurrent `layers` keeps, for the status."""
+def describe_states(spec: KVSpec, slots: StateSlots) -> str:
+    """Return what a model with recurrent layers keeps, for the status."""
     return (
-        f"{'1 group of layers with attention' if spec.layers else 'no KV'}; states of {layers} recurrent layers, {slots.bytes} bytes in "
+        f"{'1 group of layers with attention' if spec.layers else 'no KV'}; states of recurrent layers, {slots.bytes} bytes in "
         f"each of {slots.total} slots: for at most {slots.running} running requests, and for snapshots"
     )

@@ -16,8 +16,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.kernels.states import StateSpec
-from fairlead_worker.model.layers.causal import AttentionNames, CausalAttention, HeadNorms
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
+from fairlead_worker.model.layers.causal import LLAMA, AttentionNames, CausalAttention, HeadNorms
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
 from fairlead_worker.model.layers.stack import Projections
@@ -46,11 +46,15 @@ class Recurrence(NamedTuple):
     """Layers that keep a state of a request instead of keys and values."""
 
     name: str
-    """Of the layer's part that is in place of attention."""
+    """Of the layer's part that is in place of attention, or beside it."""
     layers: tuple[bool, ...]
     """Which ones they are."""
     make: Callable[[int, int], nn.Module]
     """Returns that part (`kernels.states.Recurrent`) of a layer, by the layer's number and its number among them."""
+    beside: bool = False
+    """Whether these layers have attention too, which reads the same norm; the outputs are added together."""
+    scale: float = 1.0
+    """Factor of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,12 @@ class Definition:
     head_norms: HeadNorms = "none"
     gated: bool = False
     """See `CausalAttention`."""
-    attention_names: AttentionNames = AttentionNames()
+    attends: tuple[bool, ...] | None = None
+    """Which layers have attention; None: those that are not recurrent, or all if that part is beside it."""
+    attention_name: str = "self_attn"
+    attention_names: AttentionNames = LLAMA
+    attention_scale: float = 1.0
+    """Factor of the output of attention."""
     embedding_name: str = "embed_tokens"
     norm_name: str = "norm"
     """Of the last norm."""
@@ -87,9 +96,11 @@ class Definition:
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
     """The checkpoint has gate and up in one matrix."""
-    make_mlp: Callable[[int], nn.Module] | None = None
-    """Returns the MLP or experts of a layer; None: each layer has a `GatedMlp`."""
+    make_mlp: Callable[[int], nn.Module | None] | None = None
+    """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
+    shared_mlp: tuple[str, Callable[[], nn.Module]] | None = None
+    """Name of a second MLP, whose output is added, and what makes it."""
     parallel: bool = False
     """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
     windows: tuple[int | None, ...]
@@ -143,13 +154,29 @@ class Definition:
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
+    @classmethod
+    def without_attention(cls, config: Any, **different: Any) -> "Definition":
+        """Return a decoder by `config` whose layers are recurrent parts alone."""
+        layers = config.num_hidden_layers
+        usual: dict[str, Any] = {
+            "config": config,
+            "width": config.hidden_size,
+            **dict.fromkeys(("inner", "heads", "kv_heads", "head_dim"), 0),
+            "activation": config.hidden_act,
+            "make_mlp": lambda _: None,
+            "windows": (None,) * layers,
+            "ropes": (None,) * layers,
+            "scaling": 1.0,
+        }
+        return cls(**(usual | different))
+
     def is_recurrent(self, layer: int) -> bool:
         return self.recurrence is not None and self.recurrence.layers[layer]
 
-    def place(self, layer: int) -> int:
-        """Return how many layers of the same kind, with attention or recurrent, are before a layer."""
-        kind = self.is_recurrent(layer)
-        return sum(self.is_recurrent(before) is kind for before in range(layer))
+    def has_attention(self, layer: int) -> bool:
+        if self.attends is not None:
+            return self.attends[layer]
+        return self.recurrence is None or self.recurrence.beside or not self.recurrence.layers[layer]
 
 
 def windows_of(config: Any) -> tuple[int | None, ...]:
@@ -164,23 +191,33 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
-        self.definition, self.rope, place = definition, definition.ropes[index], definition.place(index)
-        self.recurrent = definition.recurrence.name if definition.recurrence and definition.is_recurrent(index) else ""
-        """Name of the part in place of attention; empty: it has attention."""
-        if definition.recurrence and self.recurrent:
-            self.add_module(self.recurrent, definition.recurrence.make(index, place))
-        else:
-            self.self_attn = make_attention(definition, index, place)
-        self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
+        self.definition, self.rope = definition, definition.ropes[index]
+        if definition.has_attention(index):
+            place = sum(map(definition.has_attention, range(index)))
+            self.add_module(definition.attention_name, make_attention(definition, index, place))
+        if (recurrence := definition.recurrence) is not None and definition.is_recurrent(index):
+            self.add_module(recurrence.name, recurrence.make(index, sum(map(definition.is_recurrent, range(index)))))
+        self.attends, self.recurs = definition.has_attention(index), definition.is_recurrent(index)
+        mlp = definition.make_mlp(index) if definition.make_mlp else make_mlp(definition)
+        self.feeds = mlp is not None
+        if mlp is not None:
+            self.add_module(definition.mlp_name, mlp)
+            if definition.shared_mlp is not None:
+                name, make = definition.shared_mlp
+                self.add_module(name, make())
         for name in filter(None, definition.norms):
             self.add_module(name, definition.make_norm(definition.width))
 
     @property
-    def mixer(self) -> nn.Module:
-        """Return the part that reads other tokens: attention, or the recurrent part."""
-        module = self._modules[self.recurrent or "self_attn"]
-        assert module is not None
-        return module
+    def attention(self) -> Any:
+        """Return its `CausalAttention`; it has one if `attends`."""
+        return self.get_submodule(self.definition.attention_name)
+
+    @property
+    def recurrent(self) -> Any:
+        """Return its recurrent part; it has one if `recurs`."""
+        assert self.definition.recurrence is not None
+        return self.get_submodule(self.definition.recurrence.name)
 
     @property
     def mlp_or_experts(self) -> nn.Module:
@@ -188,7 +225,7 @@ class DecoderLayer(nn.Module):
         assert module is not None
         return module
 
-    def norm(self, name: str) -> nn.Module | None:
+    def norm_of(self, name: str) -> nn.Module | None:
         """Return the norm of a name in `NormNames`; None if the name is empty."""
         return self._modules[name] if name else None
 
@@ -200,24 +237,41 @@ class DecoderLayer(nn.Module):
         normed: the norm that begins this layer, of `residual` [T, width], which is changed in place.
         """
         names, scale = self.definition.norms, self.definition.residual_scale
-        update: torch.Tensor = self.mixer(normed, context) if self.recurrent else self.self_attn(normed, turn, context)
+        if not (self.attends or self.recurs):
+            return _add(self._feed(normed), residual, following, scale)
+        update = self._mix(normed, turn, context)
         if self.definition.parallel:
             return _add(update + self._feed(normed), residual, following, scale)
-        if (after := self.norm(names.after_attention)) is not None:
+        if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
-        update = self._feed(_add(update, residual, self.norm(names.before_mlp), scale))
-        if (after := self.norm(names.after_mlp)) is not None:
+        if not self.feeds:
+            return _add(update, residual, following, scale)
+        update = self._feed(_add(update, residual, self.norm_of(names.before_mlp), scale))
+        if (after := self.norm_of(names.after_mlp)) is not None:
             update = after(update)
         return _add(update, residual, following, scale)
+
+    def _mix(self, normed: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
+        """Return the output of attention, of the recurrent part, or the sum of both."""
+        update: torch.Tensor | None = None
+        if self.attends:
+            update = _scaled(self.attention(normed, turn, context), self.definition.attention_scale)
+        if (recurrence := self.definition.recurrence) is not None and self.recurs:
+            other = _scaled(self.recurrent(normed, context), recurrence.scale)
+            update = other if update is None else update + other
+        assert update is not None, "it has one of them"
+        return update
 
     def _feed(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
         mlp = self.mlp_or_experts
-        if isinstance(mlp, GatedMlp | PlainMlp):
+        if isinstance(mlp, GatedMlp | PlainMlp | StackedMlp):
             own: torch.Tensor = mlp(states)
             return own
         answer = mlp(states[None])
         out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
+        if self.definition.shared_mlp is not None:
+            out = out + getattr(self, self.definition.shared_mlp[0])(states)
         return out
 
 
@@ -255,6 +309,10 @@ def _add(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, s
     return normed
 
 
+def _scaled(states: torch.Tensor, factor: float) -> torch.Tensor:
+    return states if factor == 1 else states * factor
+
+
 @lru_cache
 def _rounded(number: float, dtype: torch.dtype) -> float:
     """Return `number` in `dtype`, as transformers rounds the factor of Gemma's embeddings."""
@@ -290,7 +348,7 @@ class Body(nn.Module):
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
         residual = self.embed(tokens)
         turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
-        first, *following = [*(layer.norm(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
+        first, *following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
         for layer, norm in zip(self.layers, following, strict=True):
             states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
@@ -331,17 +389,21 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer with attention needs of it; of a sharded model, this rank's part."""
-        return tuple(layer.self_attn.spec for layer in self.model.layers if not layer.recurrent)  # type: ignore[union-attr,misc]
+        return tuple(layer.attention.spec for layer in self.model.layers if layer.attends)  # type: ignore[union-attr,misc]
 
     @property
     def attending(self) -> list[int]:
         """Return the numbers of the layers with attention."""
-        return [number for number, layer in enumerate(self.model.layers) if not layer.recurrent]
+        return [number for number, layer in enumerate(self.model.layers) if layer.attends]
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """Return what each recurrent layer keeps of a request; of a sharded model, this rank's part."""
-        return tuple(layer.mixer.state for layer in self.model.layers if layer.recurrent)  # type: ignore[union-attr,misc]
+        """Return what recurrent layers keep of a request, in the order of their indices."""
+        found: list[StateSpec] = []
+        for layer in self.model.layers:
+            if isinstance(layer, DecoderLayer) and layer.recurs:
+                found += getattr(layer.recurrent, "states", None) or (layer.recurrent.state,)
+        return tuple(found)
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:

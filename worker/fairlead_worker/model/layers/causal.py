@@ -24,6 +24,9 @@ class AttentionNames(NamedTuple):
     key_norm: str = "k_norm"
 
 
+LLAMA = AttentionNames()
+
+
 class CausalAttention(Projections):
     """Attention with grouped heads (Ainslie et al. 2023)."""
 
@@ -42,7 +45,7 @@ class CausalAttention(Projections):
         sinks: bool,
         head_norms: HeadNorms,
         gated: bool = False,
-        names: AttentionNames = AttentionNames(),  # noqa: B008  # immutable
+        names: AttentionNames = LLAMA,
     ) -> None:
         """spec: of the whole model. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
 
