@@ -181,14 +181,14 @@ def _why_no_graphs(config: WorkerConfig, device: str) -> str:
     return f"no CUDA graphs with {', '.join(found)}" if found else ""
 
 
-def _why_no_overlap(config: WorkerConfig, device: str) -> str:
+def _why_no_overlap(config: WorkerConfig, device: str, speculates: bool) -> str:
     """Return why steps cannot overlap. Features that need a step's tokens on the host before the next step use the plain loop."""
     if config.overlap == "off":
         return "--overlap off"
     if config.overlap == "auto" and device != "cuda":
         return f"nothing to gain on a {device.upper()}"
     reasons = {
-        "--speculative-config": config.speculative_config is not None,
+        "--speculative-config": speculates,
         "--trace-schedule": bool(config.trace_schedule),
     }
     found = [name for name, applies in reasons.items() if applies]
@@ -209,7 +209,7 @@ def choose_modes(
     from fairlead_worker.weights.progress import no_progress
 
     device = runner.loaded.device.type
-    no_overlap, no_graphs = _why_no_overlap(config, device), _why_no_graphs(config, device)
+    no_overlap, no_graphs = _why_no_overlap(config, device, steps.speculative_method != "none"), _why_no_graphs(config, device)
     if not config.max_cudagraph_capture_size:
         no_graphs = "--max-cudagraph-capture-size 0"
     no_graphs = no_graphs or unsupported_reason(runner.backend).lstrip(": ")
