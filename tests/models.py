@@ -27,7 +27,8 @@ def build_model(family: str, **overrides: Any) -> PreTrainedModel:
     config = AutoConfig.for_model(kind, **(settings | overrides))
     torch.manual_seed(7)
     needs_eager = family in SERVED and any(name in SERVED[family].mechanisms for name in EAGER)
-    attention = "eager" if needs_eager else "sdpa"
+    has_sdpa = AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa
+    attention = "eager" if needs_eager or not has_sdpa else "sdpa"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 

@@ -1,6 +1,7 @@
 """Build model, adapters and runner from the configuration, the same on every rank. Imports torch late, because that takes seconds."""
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairlead_worker.config import SpeculativeConfig, WorkerConfig
@@ -161,6 +162,7 @@ def build_runner(
         piece_tokens=PIECEWISE_GRAPH_TOKENS,
         progress=progress or no_progress,
         group=group,
+        state_snapshots=config.limits.state_snapshots,
         deterministic=config.deterministic,
     ).build()
 
@@ -183,14 +185,14 @@ def _why_no_graphs(config: WorkerConfig, device: str) -> str:
     return f"no CUDA graphs with {', '.join(found)}" if found else ""
 
 
-def _why_no_overlap(config: WorkerConfig, device: str) -> str:
+def _why_no_overlap(config: WorkerConfig, device: str, speculates: bool) -> str:
     """Return why steps cannot overlap. Features that need a step's tokens on the host before the next step use the plain loop."""
     if config.overlap == "off":
         return "--overlap off"
     if config.overlap == "auto" and device != "cuda":
         return f"nothing to gain on a {device.upper()}"
     reasons = {
-        "--speculative-config": config.speculative_config is not None,
+        "--speculative-config": speculates,
         "--trace-schedule": bool(config.trace_schedule),
     }
     found = [name for name, applies in reasons.items() if applies]
@@ -210,7 +212,7 @@ def choose_modes(
     from fairlead_worker.weights.progress import no_progress
 
     device = runner.loaded.device.type
-    no_overlap, no_graphs = _why_no_overlap(config, device), _why_no_graphs(config, device)
+    no_overlap, no_graphs = _why_no_overlap(config, device, steps.speculative_method != "none"), _why_no_graphs(config, device)
     if not config.max_cudagraph_capture_size:
         no_graphs = "--max-cudagraph-capture-size 0"
     no_graphs = no_graphs or unsupported_reason(runner.backend).lstrip(": ")
@@ -244,7 +246,20 @@ def choose_modes(
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """Return the scheduler's configuration for this model, before it is limited to the available memory."""
-    return step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
+    steps = step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
+    return replace(steps, speculative_method="none") if loaded.states else steps  # a state cannot go back behind a rejected token
+
+
+def check_states(config: WorkerConfig, loaded: "LoadedModel") -> None:
+    """Warn of settings that a model with recurrent layers ignores. Raises ModelLoadError for those that it cannot have."""
+    from fairlead_worker.errors import ModelLoadError
+
+    if not loaded.states:
+        return
+    if config.deterministic:
+        raise ModelLoadError(config.model, "--deterministic is not served for recurrent layers: their sums depend on where a chunk begins")
+    if config.speculative_config is not None:
+        logger.warning("--speculative-config is ignored: the model has recurrent layers, whose states cannot go back")
 
 
 def step_config(

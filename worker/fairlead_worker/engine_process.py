@@ -26,6 +26,7 @@ from fairlead_worker.build import (
     build_adapters,
     build_encoder,
     build_runner,
+    check_states,
     choose_modes,
     describe_error,
     encoder_steps,
@@ -174,8 +175,9 @@ def build(
         ranks.loaded()
         if config.nnodes > 1:
             group.check_same(config.model, loaded.digest)
+    check_states(config, loaded)
     draft = None
-    if (speculative := config.speculative_config) is not None and speculative.model:
+    if (speculative := config.speculative_config) is not None and speculative.model and not loaded.states:
         report = _progress_reporter(end, "of the draft model")
         draft = load_draft(
             speculative.model, loaded, dtype=config.dtype, quantization=speculative.quantization, progress=report, cache=cache
@@ -203,6 +205,8 @@ def build(
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
+    if runner.state_slots is not None:
+        steps = replace(steps, max_num_seqs=min(steps.max_num_seqs, runner.state_slots.running))
     kv = make_cache(
         PagePool(runner.backend.pages, config.page_size),
         config.block_tokens,
@@ -210,6 +214,7 @@ def build(
         host_slots=runner.host.slots if runner.host else 0,
         groups=cache_groups(runner.backend.spec, loaded.max_model_len),
         chunk_tokens=max(steps.chunked_prefill_size, config.page_size) if steps.chunked_prefill_size > 0 else 0,
+        states=runner.state_slots,
     )
     scheduler = Scheduler(steps, kv)
     # A request longer than the KV cache can never run.
@@ -219,7 +224,7 @@ def build(
         modes = choose_modes(config, runner, steps, adapters, _progress_reporter(end))
     end.send(Loading(phase="warmup", percent=0))
     warm_up(scheduler, runner, longest)
-    runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
+    runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, bool(loaded.states), end)
     ready = Ready(
         max_model_len=longest,
         page_size=config.page_size,
@@ -303,7 +308,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
 
 
 def _build_grammars(
-    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
+    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], waits: bool, end: EngineEnd
 ) -> "Grammars | None":
     """Return the grammars of structured output, or None if it is turned off or does not support the tokenizer."""
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
@@ -317,7 +322,7 @@ def _build_grammars(
     except GrammarError as error:
         logger.warning("structured output is refused: %s", error)
         return None
-    return Grammars(compiler, timeout=config.limits.grammar_timeout)
+    return Grammars(compiler, timeout=config.limits.grammar_timeout, waits=waits)
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":

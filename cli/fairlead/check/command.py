@@ -156,12 +156,15 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
         yield "largest step", f"{_gib(report.step_bytes)}{each}, {report.step_tokens} tokens"
     if report.kv_bytes_per_token:
         yield "KV", f"{report.kv_bytes_per_token} bytes a token{each}, {report.kv_dtype}; {report.kv_groups}"
+    if report.state_bytes:
+        yield "states", f"{_gib(report.state_bytes)}{each}" + ("" if report.kv_bytes_per_token else f"; {report.kv_groups}")
     if report.kv_bytes:
         yield "KV cache", f"{_gib(report.kv_bytes)}{each}: {report.kv_tokens} tokens"
+    if report.kv_tokens:
         yield "requests", f"{report.streams} of {report.context} tokens at once; the longest has {report.max_model_len}"
     if report.uncounted:
         yield "not counted", report.uncounted
-    if report.max_model_len and not report.kv_bytes:
+    if report.max_model_len and not report.kv_tokens:
         yield "longest", f"{report.max_model_len} tokens"
 
 

@@ -94,6 +94,8 @@ class Engine:
     native_decoder: bool = True
     adapters: AdapterSet | None = None
     deterministic: bool = False
+    snapshots: int = 0
+    """Of recurrent states; 0: plenty."""
 
     def __post_init__(self) -> None:
         self.runner: ModelRunner = RunnerBuilder(
@@ -105,6 +107,7 @@ class Engine:
             native_decoder=self.native_decoder,
             adapters=self.adapters,
             deterministic=self.deterministic,
+            state_snapshots=self.snapshots,
             host_kv_cache_bytes=self.host_slots,  # not made on a CPU; see below
         ).build()
         cache = make_cache(
@@ -114,6 +117,7 @@ class Engine:
             host_slots=self.host_slots,
             groups=cache_groups(self.runner.backend.spec, self.loaded.max_model_len),
             chunk_tokens=max(self.chunk, self.page_size) if self.chunk > 0 else 0,
+            states=self.runner.state_slots,
         )
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)

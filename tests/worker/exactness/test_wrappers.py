@@ -12,6 +12,7 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.model.catalog import SERVED
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.wrappers import WRAPPERS, plain_config, text_names
 
@@ -27,6 +28,8 @@ _OF_TEXT = {
     "cohere2_vision": {"sliding_window": 48},
     "qwen2_vl": _rope(2, 3, 3),
     "qwen2_5_vl": _rope(2, 3, 3),
+    "qwen3_5": SERVED["qwen3_5 (text)"].settings | _rope(2, 1, 1),
+    "qwen3_5_moe": SERVED["qwen3_5_moe (text)"].settings | _rope(2, 1, 1),
     "qwen3_vl": {"head_dim": 32, **_rope(6, 5, 5)},
     "qwen3_vl_moe": {"head_dim": 32, **_rope(6, 5, 5), "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -266,9 +267,29 @@ def test_the_last_output_tells_the_cpu_time_of_the_masks(model: Model, overlap: 
     assert plain.mask_seconds == 0
 
 
-def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
+def test_with_recurrent_states_a_step_waits_for_its_masks(model: Model) -> None:
+    """No token is computed twice: the state has it already. The gate opens only once the step waits."""
+    choice = model.grammar("choice", ["left", "right"])
+    expected = Serving(model).serve([Ask(choice), Ask("", max_tokens=30)])
     slow = Slow(model.compiler)
-    serving = Serving(model, grammars=Grammars(slow, timeout=0.05))
+    grammars = Grammars(slow, waits=True)
+    wait = grammars._filled.wait_for
+
+    def wait_for(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        threading.Timer(0.02, slow.gate.release).start()
+        return wait(predicate, timeout)
+
+    grammars._filled.wait_for = wait_for  # type: ignore[method-assign]
+    serving = Serving(model, grammars=grammars, overlap=True)
+    serving.scheduler.batch.retry = None  # type: ignore[method-assign,assignment]
+    same(serving.serve([Ask(choice), Ask("", max_tokens=30)]), expected)
+    slow.gate.release(100)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_mask_that_never_comes_ends_its_request(model: Model, waits: bool) -> None:
+    slow = Slow(model.compiler)
+    serving = Serving(model, grammars=Grammars(slow, timeout=0.05, waits=waits))
     (answer,) = serving.serve([Ask(model.grammar("choice", ["left", "right"]))])
     slow.gate.release(100)
     assert answer.finish == "error" and answer.mask_seconds >= 0.05

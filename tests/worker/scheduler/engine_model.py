@@ -19,6 +19,7 @@ from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease
+from fairlead_worker.cache.states import ZEROS, StatePrefixCache, StateSlots
 from fairlead_worker.ipc.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
@@ -101,12 +102,13 @@ class EngineModel:
         max_model_len: int = 1 << 20,
         block_pages: int = 2,
         groups: CacheGroups | None = None,
+        snapshots: int = 0,
         **config: object,
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
-        self.groups = groups
+        self.groups, self.snapshots = groups, snapshots
         chunk = max(self.config.chunked_prefill_size, 0)
         pool = PagePool(pages, page_size)
         self.cache = make_cache(
@@ -116,7 +118,10 @@ class EngineModel:
             host_slots=host_slots,
             groups=groups,
             chunk_tokens=max(chunk, page_size) if chunk else 0,
+            states=StateSlots(self.config.max_num_seqs, self.config.max_num_seqs + snapshots, 1) if snapshots else None,
         )
+        self.states: dict[int, int] = {}
+        """What each slot holds: the value of the prefix that it is the state of."""
         self.pending: frozenset[int] = frozenset()
         self.cache.insert_pending = self._insert_pending  # type: ignore[method-assign]  # records the pages
         self.scheduler = Scheduler(self.config, self.cache)
@@ -250,11 +255,30 @@ class EngineModel:
                     assert found == expected, f"{row.request.id} reads KV that is not its own at {position} in group {group}"
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
+        self._scan(plan, values)
         tokens, scores = [self._verified(row, values[id(row)]) for row in sampled], []
         if plan.scores:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
         return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan), executed=plan)
+
+    def _scan(self, plan: StepPlan, values: dict[int, list[int]]) -> None:
+        """Run the states of a step: every row reads before any row writes."""
+        if not isinstance(self.cache, StatePrefixCache):
+            assert all(row.state is None for row in plan.rows)
+            return
+        written: list[int] = []
+        for row in plan.rows:
+            assert row.state is not None
+            expected = values[id(row)][row.start - 1] if row.start else None
+            found = None if row.state.source == ZEROS else self.states[row.state.source]
+            assert found == expected, f"{row.request.id} starts at {row.start} from a state that is not its own"
+        for row in plan.rows:
+            assert row.state is not None
+            for count, slot in ((row.count, row.state.slot), *row.state.snapshots):
+                self.states[slot] = values[id(row)][row.start + count - 1]
+                written.append(slot)
+        assert len(set(written)) == len(written), "no slot is written twice"
 
     @staticmethod
     def _pooled(plan: StepPlan) -> dict[str, bytes]:
@@ -299,6 +323,7 @@ class EngineModel:
         self._check_requests()
         self._check_pages()
         self._check_blocks()
+        self._check_slots()
 
     def rest(self) -> None:
         """Read what is launched, and check."""
@@ -355,7 +380,9 @@ class EngineModel:
             if child is None:
                 break
             node = child
-        while isinstance(self.cache, GroupedPrefixCache) and not self.cache.is_resumable(node) and node.parent is not None:
+        while (
+            isinstance(self.cache, GroupedPrefixCache | StatePrefixCache) and not self.cache.is_resumable(node) and node.parent is not None
+        ):
             node = node.parent
         return node
 
@@ -481,6 +508,21 @@ class EngineModel:
         order = {node: place for place, node in enumerate(host._host_only)}
         assert all(order[child] < place for node, place in order.items() for child in node.children.values()), "leaves go first"
 
+    def _check_slots(self) -> None:
+        """Every slot is free, or held once, and snapshots are the states of their prefixes."""
+        if not isinstance(self.cache, StatePrefixCache):
+            return
+        free, snapshots, held = self.cache.slots()
+        used = [*free, *snapshots.values(), *(each.slot for each in held), *(slot for each in held for _, slot in each.pending)]
+        assert sorted(used) == list(range(self.config.max_num_seqs + self.snapshots)), "no slot is lost, and none is used twice"
+        assert len(held) == len(self.scheduler.running)
+        assert len(free) + len(snapshots) >= self.config.max_num_seqs - len(held), "whatever is admitted gets a slot"
+        for node, slot in snapshots.items():
+            text, step = array("I"), node
+            while step.parent is not None:
+                text, step = array("I", step.key) + text, step.parent
+            assert node.cached and self.states[slot] == kv(root_value(step.chain, step in self.cache._adapter_roots.values()), text)[-1]
+
     def _check_blocks(self) -> None:
         for event in self.scheduler.drain_events():
             for block in array("Q", event.hashes):
@@ -497,6 +539,14 @@ class EngineModel:
         }
         if isinstance(self.cache, GroupedPrefixCache):
             shown = {node.chain for node in self.cache._shown}
+        if isinstance(self.cache, StatePrefixCache):
+            above = set()
+            for node in self.cache.slots()[1]:
+                while node.parent is not None:
+                    above.add(node)
+                    node = node.parent
+            assert above == self.cache._below.keys()
+            shown = {node.chain for node in above if not node.depth * self.cache.page_size % self.cache.block_tokens}
         for request in self.scheduler._requests.values():
             shown.update(request.promised or ())
         assert shown == self.held, "the index shows what is cached or promised by a request, and nothing else"

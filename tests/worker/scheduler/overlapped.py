@@ -108,7 +108,7 @@ class LaunchedModel:
         if isinstance(row.pages, PageTable):
             pages = PageTable("i", row.pages)
             pages.others = [array("i", table) for table in row.pages.others]
-        return Row(request, row.start, row.count, pages, row.samples)
+        return Row(request, row.start, row.count, pages, row.samples, state=row.state)
 
     def _run(self) -> None:
         for request, copied in self.fills:

@@ -223,3 +223,23 @@ def test_no_page_is_lost_or_shared_wrongly_in_groups(events, pages, page_size, b
         **limits,
     )
     play(machine, events)
+
+
+@settings(often, max_examples=60)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    block_pages=st.sampled_from([1, 2, 4]),
+    snapshots=st.sampled_from([1, 2, 5, 100]),
+    host_slots=st.sampled_from([0, 0, 7]),
+    chunk=st.sampled_from([-1, 1, 8, 16, 64]),
+    policy=st.sampled_from(POLICIES),
+    idle_prefill_chunks=st.sampled_from([1, 5]),
+    enable_mixed_chunk=st.booleans(),
+    max_num_seqs=st.sampled_from([1, 3, 64]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+)
+def test_no_state_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, **limits):
+    """The same with recurrent layers: slots for running requests, and snapshots."""
+    play(EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits), events)

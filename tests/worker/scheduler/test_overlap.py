@@ -245,3 +245,22 @@ def test_any_arrivals_are_answered_as_by_the_reference_in_groups(events, pages, 
     machine.stalls = lambda: noise.random() < stall
     machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
     play(machine, events, lambda: noise.random() < 0.5 and machine.rest(), rounds=40)
+
+
+@settings(often, max_examples=25)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    snapshots=st.sampled_from([1, 3, 100]),
+    chunk=st.sampled_from([-1, 1, 16]),
+    max_num_seqs=st.sampled_from([1, 3, 64]),
+    noise=st.randoms(use_true_random=False),
+    stall=st.sampled_from([0.0, 0.1]),
+)
+def test_any_arrivals_are_answered_as_by_the_reference_with_states(events, pages, page_size, chunk, noise, stall, **limits):
+    """A step in flight reads no state that its successor's plan gave to another request. A token that is late ends its request."""
+    machine = OverlappedModel(pages, page_size, chunked_prefill_size=chunk, policy="lpm", max_model_len=110, **limits)
+    machine.stalls, machine.ends = lambda: noise.random() < stall, lambda: True
+    machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
+    play(machine, events, lambda: noise.random() < 0.5 and machine.rest(), rounds=40)

@@ -19,6 +19,7 @@ from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
 from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
+from fairlead_worker.cache.states import StatePrefixCache, StateSlots
 
 ENDS = 3
 """Most pages in last windows of prefixes for each other one, before the longest unused of them are evicted first."""
@@ -570,8 +571,12 @@ def make_cache(
     host_slots: int = 0,
     groups: CacheGroups | None = None,
     chunk_tokens: int = 0,
+    states: StateSlots | None = None,
 ) -> PrefixCache:
-    """Return the prefix cache of a model. `groups`: None if each page holds all layers."""
+    """Return the prefix cache of a model. `groups`: None if each page holds all layers. `states`: None if no layer is recurrent."""
+    if states is not None:
+        assert groups is None, "with recurrent layers each page holds all layers that have KV"
+        return StatePrefixCache(pool, block_tokens, extend_hash, states, host_slots)
     if groups is None:
         return PrefixCache(pool, block_tokens, extend_hash, host_slots)
     assert not host_slots, "with a host tier each page holds all layers"

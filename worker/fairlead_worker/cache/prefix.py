@@ -254,7 +254,7 @@ class PrefixCache:
             if not node.depth % self._block_pages:
                 end = node.depth * self.page_size
                 node.chain = self._extend_hash(chain, tokens[end - self.block_tokens : end])
-                self._events.add_stored(node.chain, chain)
+                self._add_block(node, chain)
             if parent.trackers is not None:
                 self._matches.on_published(parent, key)
             parent = node
@@ -326,12 +326,20 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None and not node.children, "leaves go first"
         del parent.children[node.key]
-        if not node.depth % self._block_pages:
-            self._events.add_removed(node.chain)
+        self._remove_block(node)
         if node.trackers is not None:
             self._matches.on_evicted(node)
         if parent.parent is None:
             self._drop_if_empty(parent)
+
+    def _add_block(self, node: Node, parent: int) -> None:
+        """Show the block that ends at `node`, which is cached now, to the index. `parent`: hash of the block before it."""
+        self._events.add_stored(node.chain, parent)
+
+    def _remove_block(self, node: Node) -> None:
+        """Hide what the index shows because of `node`, which is cached no longer."""
+        if not node.depth % self._block_pages:
+            self._events.add_removed(node.chain)
 
     def _load_from_host(self, node: Node) -> int:
         """Lock `node`, and return how many pages got a device page again. The next plan loads their KV."""

@@ -18,7 +18,8 @@ from fairlead_worker.check.skeleton import Skeleton
 from fairlead_worker.execution.forward import plain_forward
 from fairlead_worker.execution.memory_profile import largest_plan, sample_costliest
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.kernels.base import LayerSpec, PackedStep
+from fairlead_worker.kernels.states import Recurrent, RecurrentStep
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.gguf import GgufWeights
 from fairlead_worker.model.layers.heads import HeadLinear
@@ -116,18 +117,21 @@ class StepMemory:
     def run(self, limits: StepLimits) -> None:
         """Make all tensors of the largest step of `limits` on the meta device, and drop them."""
         step = pack(largest_plan(limits, self._page_size), self._page_size, torch.device("meta"))
-        logits = plain_forward(self._model)(step, _Attention(self._layers))
+        logits = plain_forward(self._model)(step, _Attention(self._layers, step))
         torch.empty(len(logits) * self._row, dtype=torch.uint8, device="meta")
 
 
 class _Attention:
-    """Implements `kernels.base.StepContext` without content."""
+    """Implements `kernels.states.RecurrentContext` without content."""
 
-    def __init__(self, layers: tuple[LayerSpec, ...]) -> None:
-        self._layers = layers
+    def __init__(self, layers: tuple[LayerSpec, ...], step: PackedStep) -> None:
+        self._layers, self._step = layers, step
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return query.new_empty(query.shape[0], self._layers[layer].heads, self._layers[layer].value_dim)
+
+    def scan(self, layer: Recurrent, *inputs: torch.Tensor) -> torch.Tensor:
+        return RecurrentStep(self, self._step, None).scan(layer, *inputs)
 
 
 def _sampled_row_bytes(vocabulary: int) -> int:

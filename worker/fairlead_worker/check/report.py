@@ -18,6 +18,7 @@ from fairlead_worker.execution.sizing import profile_memory
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import choose_backend
+from fairlead_worker.kernels.states import count_slots, count_token_pages, describe_states
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_bytes
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.encoder import is_encoder, max_length, plan_encoder
@@ -78,6 +79,8 @@ class Report:
     """How layers share KV pages."""
     kv_bytes_per_token: int = 0
     kv_bytes: int = 0
+    state_bytes: int = 0
+    """Of recurrent layers: all slots of running requests and snapshots."""
     kv_tokens: int = 0
     max_model_len: int = 0
     context: int = 0
@@ -156,15 +159,15 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
     skeleton = make_skeleton(config.model, folder, plan, ranks, config.quantization)
     scales = read_kv_scales(config.model, folder, plan.files, len(skeleton.layers)) if config.kv_cache_dtype == "fp8" else None
     spec = KVSpec(skeleton.layers, config.page_size, plan.dtype, device, scales)
-    attention, why = choose_backend(spec, has_flashinfer=True)
+    attention, why = choose_backend(spec, has_flashinfer=True) if spec.layers else ("reference", "no layer has attention")
     if config.attention_backend not in ("auto", attention):
         attention, why = config.attention_backend, "--attention-backend"
     drafts = config.speculative_config is not None and bool(config.speculative_config.model)
     groups, one = choose_groups(spec, plan.max_model_len, attention, drafts, config.host_kv_cache_bytes > 0)
-    spec = replace(spec, groups=groups)
+    spec = replace(spec, groups=() if skeleton.states else groups)
     report = replace(
         report,
-        mechanisms=describe_mechanisms(plan.config, skeleton.layers),
+        mechanisms=describe_mechanisms(plan.config, skeleton.layers, bool(skeleton.states)),
         attention=attention,
         attention_reason=why,
         dtype=_name(plan.dtype),
@@ -230,7 +233,7 @@ def _fit_host(report: Report, config: WorkerConfig, plan: LoadPlan, skeleton: Sk
     if free <= 0:
         return replace(report, problem=_too_large(report, weights, config))
     room = config.kv_cache_memory_bytes // ranks or host_kv_budget(free, ranks)
-    return _fill(report, config, spec, room)
+    return _fill(report, config, skeleton, spec, room)
 
 
 def _fit_device(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: KVSpec, gpu: Gpu) -> Report:
@@ -256,12 +259,22 @@ def _fit_device(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: 
     except MemoryError as error:
         return replace(report, problem=str(error))
     room = config.kv_cache_memory_bytes // config.tensor_parallel_size or max(0, found.kv_bytes - (GRAPH_BYTES if rows else 0))
-    return _fill(replace(report, step_bytes=found.step_bytes, step_tokens=found.step_tokens), config, spec, room)
+    return _fill(replace(report, step_bytes=found.step_bytes, step_tokens=found.step_tokens), config, skeleton, spec, room)
 
 
-def _fill(report: Report, config: WorkerConfig, spec: KVSpec, room: int) -> Report:
-    """Return the report with pages in `room` bytes, and the requests that these hold."""
-    pages = config.kv_pages * spec.num_groups or spec.pages_for(room)
+def _fill(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: KVSpec, room: int) -> Report:
+    """Return the report with pages and states in `room` bytes, and the requests that these hold."""
+    running, pages = config.max_num_seqs, config.kv_pages * spec.num_groups
+    if skeleton.states:
+        given = 0 if config.kv_pages else room
+        try:
+            slots = count_slots(skeleton.states, spec, running, config.limits.state_snapshots, given)
+        except ValueError as error:
+            return replace(report, problem=f"{error}: {_advice(report, config, False)}")
+        running, room = slots.running, max(0, room - slots.all_bytes)
+        report = replace(report, state_bytes=slots.all_bytes, kv_groups=describe_states(spec, slots))
+    if not pages:
+        pages = spec.pages_for(room) if spec.page_bytes else count_token_pages(report.max_model_len, config.page_size, running)
     longest = max(1, -(-(report.context - 1) // config.page_size))  # the last token's KV is never needed
     chunk = -(-config.chunked_prefill_size // config.page_size) if config.chunked_prefill_size > 0 else longest
     groups = cache_groups(spec, report.max_model_len)
@@ -270,7 +283,7 @@ def _fill(report: Report, config: WorkerConfig, spec: KVSpec, room: int) -> Repo
         report,
         kv_bytes=pages * spec.page_bytes,
         kv_tokens=pages // spec.num_groups * config.page_size,
-        streams=max(0, min(config.max_num_seqs, 1 + (pages - first) // each)),  # one of them computes its prompt
+        streams=max(0, min(running, 1 + (pages - first) // each)),  # one of them computes its prompt
     )
     if not report.streams:
         needed = first * spec.page_bytes

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.execution.native_forward import NotNative, check_decoder
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
+from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.expert_checkpoint import find_experts
@@ -34,6 +35,11 @@ class Skeleton:
     """The part that it is; None: the whole model."""
     generates: bool
     """False: the files have no head."""
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Return what each recurrent layer keeps of a request."""
+        return self.model.states if isinstance(self.model, Decoder) else ()
 
 
 def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantization: str) -> Skeleton:

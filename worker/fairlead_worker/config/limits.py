@@ -26,5 +26,8 @@ class Limits(ConfigObject):
     stored_responses: Annotated[
         int, Field(ge=0, le=10**6, description="responses that Redis keeps for a tenant (`store: true`), its newest ones; 0: none")
     ] = 256
+    state_snapshots: Annotated[
+        NonNegative, Field(description="snapshots of recurrent states that the prefix cache holds; 0: what half of the memory for KV holds")
+    ] = 0
     load_timeout: Annotated[Seconds, Field(description="seconds without progress after which loading the model fails")] = 120
     engine_timeout: Annotated[Seconds, Field(description="seconds without a message after which a ready engine counts as dead")] = 120

@@ -75,7 +75,7 @@ class NativeForward:
             hidden=hidden,
             ropes=ctypes.addressof(self._ropes),
             head=ctypes.addressof(self._head.native),
-            final=self._norm(body.norm, hidden),
+            final=self._norm(body.last_norm, hidden),
             kind=self._kind,
         )
         activations = backend.spec.dtype.itemsize
@@ -162,16 +162,15 @@ class NativeForward:
             setattr(self._pass, name, memory.data_ptr())
 
     def _layer(self, layer: DecoderLayer, linears: "Matrices", attention: ctypes.Structure, rope: int, group: int) -> native.Layer:
-        names, attends, width = layer.definition.norms, layer.self_attn, self._hidden
-        assert isinstance(attends, CausalAttention)
+        names, attends, width = layer.definition.norms, layer.attention, self._hidden
         query, key = (attends.q_norm, attends.k_norm) if attends.head_norms == "each" else (None, None)
         return native.Layer(
-            before_attention=self._norm(layer.norm(names.before_attention), width),
+            before_attention=self._norm(layer.norm_of(names.before_attention), width),
             query=self._norm(query, attends.head_dim),
             key=self._norm(key, attends.head_dim),
-            after_attention=self._norm(layer.norm(names.after_attention), width),
-            before_mlp=self._norm(layer.norm(names.before_mlp), width),
-            after_mlp=self._norm(layer.norm(names.after_mlp), width),
+            after_attention=self._norm(layer.norm_of(names.after_attention), width),
+            before_mlp=self._norm(layer.norm_of(names.before_mlp), width),
+            after_mlp=self._norm(layer.norm_of(names.after_mlp), width),
             attention=ctypes.addressof(attention),
             rope=rope,
             group=group,
@@ -227,12 +226,11 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
     for layer in layers:
         norms = layer.definition.norms
         for name in filter(None, norms):
-            _check_norm(layer.norm(name), model.definition.width)
-        attends = layer.self_attn
-        if isinstance(attends, CausalAttention) and attends.head_norms == "each":
-            for norm in (attends.q_norm, attends.k_norm):
-                _check_norm(norm, attends.head_dim)
-    _check_norm(model.model.norm, model.definition.width)
+            _check_norm(layer.norm_of(name), model.definition.width)
+        if isinstance(layer.attention, CausalAttention) and layer.attention.head_norms == "each":
+            for norm in ("q_norm", "k_norm"):
+                _check_norm(layer.attention.get_submodule(norm), layer.attention.head_dim)
+    _check_norm(model.model.last_norm, model.definition.width)
     return model, matrices, head
 
 
@@ -240,6 +238,9 @@ def _check_definition(model: Decoder) -> None:
     definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
     for what, it_has in {
         "latents": definition.latent is not None,
+        "recurrent layers": definition.recurrence is not None,
+        "a factor of attention": definition.attention_scale != 1,
+        "attention with gates": definition.gated,
         "attention and MLP beside each other": definition.parallel,
         "a factor of what is added to the residual": definition.residual_scale != 1,
         "a rope that rotates neighbours": definition.interleaved,
@@ -261,7 +262,7 @@ def _find_matrices(layer: DecoderLayer, kind: type[nn.Module]) -> Matrices:
     mlp = layer.mlp_or_experts
     if not isinstance(mlp, GatedMlp):
         raise NotNative(f"it has {type(mlp).__name__}, not an MLP with a gate")
-    found = (_stacked(layer.self_attn), layer.self_attn.o_proj, _stacked(mlp), mlp.down_proj)
+    found = (_stacked(layer.attention), layer.attention.o_proj, _stacked(mlp), mlp.get_submodule(mlp.DOWN))
     return Matrices(*(_checked(matrix, kind) for matrix in found))
 
 

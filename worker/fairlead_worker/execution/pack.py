@@ -78,6 +78,11 @@ def pack_groups(plan: StepPlan, page_size: int, device: torch.device, groups: in
     return replace(step, others=others)
 
 
+def pack_states(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
+    """Do the same for a model with recurrent layers, whose rows never speculate."""
+    return replace(pack(plan, page_size, device), states=[row.state for row in plan.rows])
+
+
 def _singles(row: Row) -> list[Row]:
     """Split a row with drafts into a row for its last known token and one row for each drafted token.
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from fairlead_worker.cache.states import StateSlots
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.cuda_graphs.decodes import Choice, GraphedDecodes, run_step
 from fairlead_worker.execution.cuda_graphs.piecewise import PiecewiseGraphs
@@ -16,11 +17,12 @@ from fairlead_worker.execution.followers import Followers
 from fairlead_worker.execution.forward import Forward, HiddenStates, choose_forward, plain_forward
 from fairlead_worker.execution.host import HostStore
 from fairlead_worker.execution.native_forward import NativeForward
-from fairlead_worker.execution.pack import pack, pack_groups
+from fairlead_worker.execution.pack import pack, pack_groups, pack_states
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.states import StatefulBackend
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
@@ -60,6 +62,10 @@ class ModelRunner:
             self.forward = AdaptedForward(chosen, layers, adapters, backend)
         groups = backend.spec.num_groups
         self.pack = pack if groups == 1 else partial(pack_groups, groups=groups)
+        self.state_slots: StateSlots | None = None
+        """Slots of recurrent states; None: the model has none."""
+        if isinstance(backend, StatefulBackend):
+            self.pack, self.state_slots = pack_states, backend.store.slots
         self.host = host
         """KV of the host tier; None without a host tier."""
         self.drafter = drafter

@@ -4,6 +4,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from fairlead_worker.cache.states import StateSlots
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for, unsupported_reason
 from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.draft import Drafter
@@ -18,6 +19,7 @@ from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import backend_name, make_backend
+from fairlead_worker.kernels.states import StatefulBackend, StateStore, count_slots, count_token_pages, describe_states
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
@@ -77,6 +79,8 @@ class RunnerBuilder:
     """Most decodes in a step that runs as a CUDA graph; 0: no graphs. Their memory is measured together with the largest step."""
     piece_tokens: int = 0
     """Most tokens of a step with prompts that runs as piecewise CUDA graphs, where graphs help (`piecewise`); 0: none."""
+    state_snapshots: int = 0
+    """Snapshots of recurrent states; 0: as many as `count_slots` finds room for."""
     deterministic: bool = False
     """A row's bits must not depend on the batch. `execution.batch_invariance` verifies it."""
     progress: Progress = no_progress
@@ -95,6 +99,7 @@ class RunnerBuilder:
     _pieces: PieceSizes = field(init=False)
     _failures: _Failures = field(init=False, default_factory=_Failures)
     _step_tokens: int = field(init=False, default=0)
+    _slots: StateSlots = field(init=False, default=StateSlots(0, 0, 0))
 
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
@@ -102,10 +107,10 @@ class RunnerBuilder:
         groups, self._why_one_group = choose_groups(
             self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None, self.host_kv_cache_bytes > 0
         )
-        self._spec = replace(self._spec, groups=groups)
+        self._spec = replace(self._spec, groups=() if loaded.states else groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)
-        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates else (0, 0)
+        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates and not loaded.states else (0, 0)
         if steps is not None:
             limits = StepLimits.from_config(steps, self.page_size)
             self._rows, tokens = min(self._rows, limits.decode), min(tokens, limits.tokens)  # each drafted token is a row of its own
@@ -133,7 +138,8 @@ class RunnerBuilder:
         def attempt(tokens: int) -> None:
             limited = limit_steps(steps, tokens, self.page_size)
             limits = StepLimits.from_config(limited, self.page_size)
-            trial = ModelRunner(self.loaded, self._make_backend(self._spec, 1, no_progress, self.deterministic), adapters=self.adapters)
+            backend = self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
+            trial = ModelRunner(self.loaded, backend, adapters=self.adapters)
             with nullcontext(0) if self.adapters is None else self.adapters.profile_adapter() as adapter:
                 run_largest_step(limits, self.page_size, trial.logits, adapter)
             if self.draft is not None and self._draft_spec is not None:
@@ -184,7 +190,9 @@ class RunnerBuilder:
         page_bytes = self._spec.page_bytes + (0 if self._draft_spec is None else self._draft_spec.page_bytes)
         units = self._spec.num_groups  # `kv_pages` are pages of all layers
         room = room if self._step_tokens or self.kv_pages else room or kv_budget(self.loaded.device, self.loaded.ranks)
-        pages = self.kv_pages * units or room // page_bytes
+        if self.loaded.states:
+            room = self._count_slots(room)
+        pages = self.kv_pages * units or (room // page_bytes if page_bytes else self._count_token_pages())
         if self.group is not None:
             pages = self.group.least(pages)
         if pages < units:
@@ -196,6 +204,20 @@ class RunnerBuilder:
             )
         return pages
 
+    def _count_slots(self, room: int) -> int:
+        """Choose the slots of recurrent states; return what they leave of `room` bytes."""
+        most = SchedulerConfig(1).max_num_seqs if self.steps is None else self.steps.max_num_seqs
+        slots = count_slots(self.loaded.states, self._spec, most, self.state_snapshots, 0 if self.kv_pages else room)
+        if self.group is not None:
+            slots = replace(slots, running=self.group.least(slots.running), total=self.group.least(slots.total))
+        if slots.running < most:
+            logger.warning("at most %d requests run at once, not %d: their recurrent states take the memory", slots.running, most)
+        self._slots = slots
+        return max(0, room - slots.all_bytes)
+
+    def _count_token_pages(self) -> int:
+        return count_token_pages(self.loaded.max_model_len, self.page_size, self._slots.running)
+
     def _pending_bytes(self) -> int:
         return 0 if self.adapters is None else self.adapters.pending_bytes()
 
@@ -203,20 +225,23 @@ class RunnerBuilder:
 
     def _allocate(self, pages: int) -> ModelRunner:
         """Return the runner with its KV and without graphs."""
-        backend = self._make_backend(self._spec, pages, self.progress, self.deterministic)
-        self._allocate_slots_for(backend)
+        attention = self._make_backend(self._spec, pages, self.progress, self.deterministic)
+        self._allocate_slots_for(attention)
+        backend = self._with_states(attention, self._slots) if self.loaded.states else attention
         runner = ModelRunner(
             self.loaded,
             backend,
             self.native_decoder,
-            host=make_host_store(backend, self.host_kv_cache_bytes),
+            host=make_host_store(backend, self.host_kv_cache_bytes if self._spec.layers else 0),
             drafter=self._make_drafter(pages),
             adapters=self.adapters,
             grammars=self.grammars,
         )
         runner.kv_groups = describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
+        if self.loaded.states:
+            runner.kv_groups = describe_states(self._spec, self._slots)
         runner.step_tokens = self._step_tokens
-        if isinstance(backend, FlashInferBackend):
+        if isinstance(attention, FlashInferBackend):
             runner.filters = make_device_filters(self.loaded.device)
         return runner
 
@@ -266,9 +291,13 @@ class RunnerBuilder:
         if self.adapters is not None and self._rows and not unsupported_reason(backend):
             self.adapters.allocate_slots()
 
+    def _with_states(self, backend: Backend, slots: StateSlots) -> Backend:
+        states = self.loaded.states
+        return StatefulBackend(backend, StateStore(states, slots, self.loaded.device)) if states else backend
+
     def _make_backend(self, spec: KVSpec, pages: int, progress: Progress, batch_invariant: bool = False) -> Backend:
         """Return a backend with its kernels built at startup, not at the first request."""
-        backend = make_backend(self.backend, spec, pages)
+        backend = make_backend(self.backend if spec.layers else "reference", spec, pages)
         if isinstance(backend, CpuBackend):
             backend.batch_invariant = batch_invariant
         if isinstance(backend, FlashInferBackend):

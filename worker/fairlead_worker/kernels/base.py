@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fairlead_worker.cache.states import RowState
 from fairlead_worker.native.memory import LINE
 
 FLOAT8 = torch.float8_e4m3fn
@@ -181,6 +182,8 @@ class PackedStep:
     """None: the arrays on the device were changed or made there."""
     others: Sequence[GroupPages] = ()
     """Of each group after the first one; empty if all layers are in one group."""
+    states: Sequence[RowState | None] = ()
+    """[R] where each row's recurrent states are (`kernels/states.py`); empty if no row keeps any."""
 
     def with_pages(self, first: GroupPages, others: Sequence[GroupPages] = ()) -> "PackedStep":
         """Return the step with these pages of the first group and the others."""

@@ -109,6 +109,26 @@ _GEMMA4: Final = {
     "hidden_size_per_layer_input": 16,
     "num_kv_shared_layers": 2,
 }
+_MAMBA: Final = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "num_hidden_layers": 3, "mamba_chunk_size": 32}
+_GRANITE_HYBRID: Final = {
+    **_MAMBA,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "shared_intermediate_size": 64,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+_LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA: Final = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _OPT: Final = {"ffn_dim": 128, "init_std": 0.2, "word_embed_proj_dim": 64, "pad_token_id": 1}
 
 
@@ -138,6 +158,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "arcee": Family("arcee", {**_HEADS, "mlp_bias": True}, path="layers"),
     "aria (text)": Family("aria_text", {**_HEADS, "moe_num_experts": 8, "moe_num_shared_experts": 1, "moe_topk": 2}, mechanisms="experts"),
     "axk1": Family("axk1", {**_ROUTED, **_LATENT, **_GROUPS}, path="layers", mechanisms="latents, experts"),
+    "bamba": Family("bamba", {**_MAMBA, "attn_layer_indices": [2]}, path="layers", mechanisms="recurrent states"),
     "bitnet": Family("bitnet"),
     "cohere": Family("cohere", path="layers"),
     "cohere with norms of heads": Family("cohere", {"use_qk_norm": True}),
@@ -203,6 +224,31 @@ SERVED: Final[Mapping[str, Family]] = {
         {**_MOE, **_SHARED, **_GROUPS, **_WINDOWS, "first_k_dense_replace": 1},
         mechanisms="windows and full attention, experts",
     ),
+    "falcon_h1": Family(
+        "falcon_h1",
+        {
+            **_MAMBA,
+            "mamba_d_ssm": 64,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+            "mlp_multipliers": [0.7, 1.3],
+            "key_multiplier": 1.5,
+            "attention_out_multiplier": 0.8,
+            "attention_in_multiplier": 1.2,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 1.05],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.75,
+        },
+        path="layers",
+        mechanisms="recurrent states",
+    ),
+    "falcon_h1 with norms": Family(
+        "falcon_h1",
+        {**_MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
+    "falcon_mamba": Family("falcon_mamba", {"state_size": 8}, path="layers", mechanisms="recurrent states"),
     "flex_olmo": Family("flex_olmo", {"num_experts": 8, "num_experts_per_tok": 2}, mechanisms="experts"),
     "flint": Family(
         "flint",
@@ -260,6 +306,13 @@ SERVED: Final[Mapping[str, Family]] = {
         {**_LOCAL, **_WINDOWS, "shared_intermediate_size": 64},
         mechanisms="windows and full attention, attention sinks, experts",
     ),
+    "granitemoehybrid": Family("granitemoehybrid", {**_GRANITE_HYBRID, **_LOCAL}, path="layers", mechanisms="recurrent states, experts"),
+    "granitemoehybrid without experts": Family(
+        "granitemoehybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
     "granitemoeshared": Family("granitemoeshared", {**_LOCAL, "shared_intermediate_size": 64}, mechanisms="experts"),
     "helium": Family("helium", _HEADS),
     "hunyuan_v1_dense": Family("hunyuan_v1_dense", _HEADS),
@@ -268,6 +321,12 @@ SERVED: Final[Mapping[str, Family]] = {
     "internlm3": Family("internlm3", _HEADS, path="native"),
     "iquestcoder": Family("iquestcoder", _HEADS, path="native"),
     "jais2": Family("jais2", _HEADS),
+    "jamba": Family(
+        "jamba",
+        {"num_hidden_layers": 4, "num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 2},
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
     "jetmoe": Family("jetmoe", _LOCAL, mechanisms="experts"),
     "kolibri1": Family(
         "kolibri1",
@@ -294,6 +353,13 @@ SERVED: Final[Mapping[str, Family]] = {
         path="layers",
         mechanisms="latents, experts",
     ),
+    "mamba": Family("mamba", {"state_size": 8}, path="layers", mechanisms="recurrent states"),
+    "mamba2": Family(
+        "mamba2",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 32},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
     "mellum": Family(
         "mellum", {**_HEADS, **_LOCAL, **_WINDOWS, **_TYPES, "moe_intermediate_size": 32}, mechanisms="windows and full attention, experts"
     ),
@@ -317,6 +383,24 @@ SERVED: Final[Mapping[str, Family]] = {
         "modernbert-decoder", {"local_attention": 96, "num_hidden_layers": 4, "pad_token_id": 0}, mechanisms="windows and full attention"
     ),
     "nanochat": Family("nanochat", mechanisms="soft-capped logits"),
+    "nemotron_h": Family(
+        "nemotron_h",
+        {
+            "hybrid_override_pattern": "ME*-M",
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "mamba_n_groups": 2,
+            "chunk_size": 32,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+        },
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
     "olmo": Family("olmo"),
     "olmo2": Family("olmo2", path="layers"),
     "olmo3": Family("olmo3", _WINDOWS, path="layers", mechanisms="windows and full attention"),
@@ -329,6 +413,16 @@ SERVED: Final[Mapping[str, Family]] = {
     "phimoe": Family("phimoe", {**_LOCAL, "sliding_window": 48}, mechanisms="windows, experts"),
     "qwen2_moe": Family(
         "qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 64, "mlp_only_layers": [0]}, path="layers", mechanisms="experts"
+    ),
+    "qwen3_5 (text)": Family("qwen3_5_text", _DELTA, path="layers", mechanisms="recurrent states"),
+    "qwen3_5_moe (text)": Family(
+        "qwen3_5_moe_text",
+        {**_DELTA, **_MOE, "shared_expert_intermediate_size": 64},
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
+    "qwen3_next": Family(
+        "qwen3_next", {**_DELTA, **_MOE, "shared_expert_intermediate_size": 64}, path="layers", mechanisms="recurrent states, experts"
     ),
     "qwen3_moe": Family("qwen3_moe", {**_MOE, "head_dim": 32, "norm_topk_prob": True}, path="layers", mechanisms="experts"),
     "seed_oss": Family("seed_oss", _HEADS, path="native"),
@@ -343,6 +437,18 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
     "youtu": Family("youtu", _LATENT, path="layers", mechanisms="latents"),
     "tied qwen2": Family("qwen2", {"tie_word_embeddings": True}, "native", mechanisms="tied head"),
+    "lfm2": Family(
+        "lfm2",
+        {"num_hidden_layers": 4, "full_attn_idxs": [2], "block_multiple_of": 16},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
+    "lfm2_moe": Family(
+        "lfm2_moe",
+        {**_MOE, "num_hidden_layers": 3, "num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention"]},
+        path="layers",
+        mechanisms="recurrent states, experts",
+    ),
     "linear rope": Family("llama", _rope("linear", factor=4.0), "native", mechanisms="linear rope"),
     "yarn rope": Family("qwen3", _rope("yarn", factor=32.0, original_max_position_embeddings=ORIGINAL), "native", mechanisms="yarn rope"),
     "llama3 rope": Family(
@@ -373,7 +479,6 @@ _STATE: Final = "recurrent or hybrid models are not served"
 _INDEXER: Final = "tokens that an indexer chooses"
 _INDEXED: Final = {**_ROUTED, **_LATENT, **_GROUPS, "index_head_dim": 16, "index_n_heads": 2}
 _TWICE: Final = "attends twice in one pass"
-_LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
 
 
 def _refused(reason: str, **settings: Mapping[str, Any]) -> dict[str, Refused]:
@@ -385,33 +490,16 @@ REFUSED: Final[Mapping[str, Refused]] = {
     **_refused(
         _INTERFACE,
         bailing_hybrid={**_MOE, **_HEADS, **_LATENT, **_SHARED},
-        bamba={"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_expand": 2},
         biogpt={},
         bloom={"n_layer": 2, "n_head": 4},
         codegen={**_GPT2, "rotary_dim": 8},
         cpmant={"dim_head": 16, "dim_ff": 128},
         falcon={},
-        falcon_h1={"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
-        falcon_mamba={"state_size": 8},
         gpt_neo={"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 48},
         gpt_neox_japanese={},
         gptj={**_GPT2, "rotary_dim": 8},
-        jamba={"num_hidden_layers": 4, "num_experts": 4},
-        mamba={"state_size": 8},
-        mamba2={"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
         mpt={"d_model": 64, "n_heads": 4, "n_layers": 2},
-        nemotron_h={},
         olmo_hybrid={},
-        qwen3_5_moe_text={**_MOE, **_LINEAR},
-        qwen3_5_text=_LINEAR,
-        qwen3_next={
-            **_MOE,
-            **_LINEAR,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-        },
         rwkv={"attention_hidden_size": 64},
         stablelm={},
         xglm={"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 128},
@@ -419,15 +507,6 @@ REFUSED: Final[Mapping[str, Refused]] = {
     ),
     **_refused(
         _STATE,
-        granitemoehybrid={
-            **_LOCAL,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 32,
-            "layer_types": ["mamba", "attention"],
-            "shared_intermediate_size": 64,
-        },
-        lfm2={"full_attn_idxs": [1]},
-        lfm2_moe={**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
         lfm3={},
         minimax={**_LOCAL, **_HEADS, **_LINEAR},
         recurrent_gemma={"lru_width": 64},

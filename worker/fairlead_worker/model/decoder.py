@@ -4,7 +4,7 @@ Its modules have the names of transformers' checkpoints, so that transformers' l
 tensor-parallel plans find their layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -16,9 +16,10 @@ from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
-from fairlead_worker.model.layers.causal import CausalAttention, HeadNorms
+from fairlead_worker.kernels.states import StateSpec
+from fairlead_worker.model.layers.causal import LLAMA, AttentionNames, CausalAttention, HeadNorms
 from fairlead_worker.model.layers.latent import PLAN, LatentAttention, LatentSizes
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
 from fairlead_worker.model.layers.stack import Projections
@@ -43,6 +44,21 @@ AFTER = NormNames(after_attention="post_attention_layernorm", after_mlp="post_fe
 """OLMo 2 and 3."""
 
 
+class Recurrence(NamedTuple):
+    """Layers that keep a state of a request instead of keys and values."""
+
+    name: str
+    """Of the layer's part that is in place of attention, or beside it."""
+    layers: tuple[bool, ...]
+    """Which ones they are."""
+    make: Callable[[int, int], nn.Module]
+    """Returns that part (`kernels.states.Recurrent`) of a layer, by the layer's number and its number among them."""
+    beside: bool = False
+    """Whether these layers have attention too, which reads the same norm; the outputs are added together."""
+    scale: float = 1.0
+    """Factor of its output."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """What a decoder computes. `read` takes the usual fields of a config; a family replaces what differs."""
@@ -60,6 +76,19 @@ class Definition:
     """Returns a norm over so many dimensions."""
     norms: NormNames = BEFORE
     head_norms: HeadNorms = "none"
+    gated: bool = False
+    """See `CausalAttention`."""
+    attends: tuple[bool, ...] | None = None
+    """Which layers have attention; None: those that are not recurrent, or all if that part is beside it."""
+    attention_name: str = "self_attn"
+    attention_names: AttentionNames = LLAMA
+    attention_scale: float = 1.0
+    """Factor of the output of attention."""
+    embedding_name: str = "embed_tokens"
+    norm_name: str = "norm"
+    """Of the last norm."""
+    recurrence: Recurrence | None = None
+    """None: all layers have attention."""
     bias: bool = False
     """Of q, k and v."""
     output_bias: bool = False
@@ -71,9 +100,11 @@ class Definition:
     """The checkpoint has gate and up in one matrix."""
     make_layer: "Callable[[Definition, int], nn.Module] | None" = None
     """Returns the layer of a number; None: a `DecoderLayer`."""
-    make_mlp: Callable[[int], nn.Module] | None = None
-    """Returns the MLP or experts of a layer; None: each layer has a `GatedMlp`."""
+    make_mlp: Callable[[int], nn.Module | None] | None = None
+    """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
+    shared_mlp: tuple[str, Callable[[], nn.Module]] | None = None
+    """Name of a second MLP, whose output is added, and what makes it."""
     parallel: bool = False
     """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
     windows: tuple[int | None, ...]
@@ -109,7 +140,7 @@ class Definition:
         usual: dict[str, Any] = {
             "config": config,
             "width": config.hidden_size,
-            "inner": config.intermediate_size,
+            "inner": getattr(config, "intermediate_size", 0),
             "heads": heads,
             "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
             "head_dim": head_dim,
@@ -131,6 +162,30 @@ class Definition:
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
+    @classmethod
+    def without_attention(cls, config: Any, **different: Any) -> "Definition":
+        """Return a decoder by `config` whose layers are recurrent parts alone."""
+        layers = config.num_hidden_layers
+        usual: dict[str, Any] = {
+            "config": config,
+            "width": config.hidden_size,
+            **dict.fromkeys(("inner", "heads", "kv_heads", "head_dim"), 0),
+            "activation": config.hidden_act,
+            "make_mlp": lambda _: None,
+            "windows": (None,) * layers,
+            "ropes": (None,) * layers,
+            "scaling": 1.0,
+        }
+        return cls(**(usual | different))
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.recurrence is not None and self.recurrence.layers[layer]
+
+    def has_attention(self, layer: int) -> bool:
+        if self.attends is not None:
+            return self.attends[layer]
+        return self.recurrence is None or self.recurrence.beside or not self.recurrence.layers[layer]
+
 
 def windows_of(config: Any) -> tuple[int | None, ...]:
     """Return each layer's window: the config's in layers of type `sliding_attention`, or in all if layers have no types."""
@@ -140,15 +195,37 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP. The sums of their outputs and the residual are computed in the norms that follow."""
+    """Attention, or a recurrent part in its place, and MLP. The norms that follow add their outputs to the residual."""
 
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
         self.definition, self.rope = definition, definition.ropes[index]
-        self.self_attn = make_attention(definition, index)
-        self.add_module(definition.mlp_name, definition.make_mlp(index) if definition.make_mlp else make_mlp(definition))
+        if definition.has_attention(index):
+            place = sum(map(definition.has_attention, range(index)))
+            self.add_module(definition.attention_name, make_attention(definition, index, place))
+        if (recurrence := definition.recurrence) is not None and definition.is_recurrent(index):
+            self.add_module(recurrence.name, recurrence.make(index, sum(map(definition.is_recurrent, range(index)))))
+        self.attends, self.recurs = definition.has_attention(index), definition.is_recurrent(index)
+        mlp = definition.make_mlp(index) if definition.make_mlp else make_mlp(definition)
+        self.feeds = mlp is not None
+        if mlp is not None:
+            self.add_module(definition.mlp_name, mlp)
+            if definition.shared_mlp is not None:
+                name, make = definition.shared_mlp
+                self.add_module(name, make())
         for name in filter(None, definition.norms):
             self.add_module(name, definition.make_norm(definition.width))
+
+    @property
+    def attention(self) -> Any:
+        """Return its `CausalAttention`; it has one if `attends`."""
+        return self.get_submodule(self.definition.attention_name)
+
+    @property
+    def recurrent(self) -> Any:
+        """Return its recurrent part; it has one if `recurs`."""
+        assert self.definition.recurrence is not None
+        return self.get_submodule(self.definition.recurrence.name)
 
     @property
     def mlp_or_experts(self) -> nn.Module:
@@ -156,7 +233,7 @@ class DecoderLayer(nn.Module):
         assert module is not None
         return module
 
-    def norm(self, name: str) -> nn.Module | None:
+    def norm_of(self, name: str) -> nn.Module | None:
         """Return the norm of a name in `NormNames`; None if the name is empty."""
         return self._modules[name] if name else None
 
@@ -168,34 +245,51 @@ class DecoderLayer(nn.Module):
         normed: the norm that begins this layer, of `residual` [T, width], which is changed in place.
         """
         names, scale = self.definition.norms, self.definition.residual_scale
-        update: torch.Tensor = self.self_attn(normed, turn, context)
+        if not (self.attends or self.recurs):
+            return add_norm(self._feed(normed), residual, following, scale)
+        update = self._mix(normed, turn, context)
         if self.definition.parallel:
             return add_norm(update + self._feed(normed), residual, following, scale)
-        if (after := self.norm(names.after_attention)) is not None:
+        if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
-        update = self._feed(add_norm(update, residual, self.norm(names.before_mlp), scale))
-        if (after := self.norm(names.after_mlp)) is not None:
+        if not self.feeds:
+            return add_norm(update, residual, following, scale)
+        update = self._feed(add_norm(update, residual, self.norm_of(names.before_mlp), scale))
+        if (after := self.norm_of(names.after_mlp)) is not None:
             update = after(update)
         return add_norm(update, residual, following, scale)
+
+    def _mix(self, normed: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
+        """Return the output of attention, of the recurrent part, or the sum of both."""
+        update: torch.Tensor | None = None
+        if self.attends:
+            update = _scaled(self.attention(normed, turn, context), self.definition.attention_scale)
+        if (recurrence := self.definition.recurrence) is not None and self.recurs:
+            other = _scaled(self.recurrent(normed, context), recurrence.scale)
+            update = other if update is None else update + other
+        assert update is not None, "it has one of them"
+        return update
 
     def _feed(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
         mlp = self.mlp_or_experts
-        if isinstance(mlp, GatedMlp | PlainMlp):
+        if isinstance(mlp, GatedMlp | PlainMlp | StackedMlp):
             own: torch.Tensor = mlp(states)
             return own
         answer = mlp(states[None])
         out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
+        if self.definition.shared_mlp is not None:
+            out = out + getattr(self, self.definition.shared_mlp[0])(states)
         return out
 
 
-def make_attention(definition: Definition, index: int) -> CausalAttention | LatentAttention:
-    """Return the attention of the layer with the number `index`."""
+def make_attention(definition: Definition, index: int, place: int) -> CausalAttention | LatentAttention:
+    """Return the attention of the layer with the number `index`. place: among those with attention."""
     if definition.latent is not None:
-        return LatentAttention(definition.width, index, definition.spec(index), definition.latent, definition.bias)
+        return LatentAttention(definition.width, place, definition.spec(index), definition.latent, definition.bias)
     return CausalAttention(
         definition.width,
-        index,
+        place,
         definition.spec(index),
         definition.make_norm,
         bias=definition.bias,
@@ -203,6 +297,8 @@ def make_attention(definition: Definition, index: int) -> CausalAttention | Late
         stacked=definition.stacked,
         sinks=definition.sinks,
         head_norms=definition.head_norms,
+        gated=definition.gated,
+        names=definition.attention_names,
     )
 
 
@@ -223,6 +319,10 @@ def add_norm(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | Non
     return normed
 
 
+def _scaled(states: torch.Tensor, factor: float) -> torch.Tensor:
+    return states if factor == 1 else states * factor
+
+
 @lru_cache
 def _rounded(number: float, dtype: torch.dtype) -> float:
     """Return `number` in `dtype`, as transformers rounds the factor of Gemma's embeddings."""
@@ -235,15 +335,23 @@ class Body(nn.Module):
     def __init__(self, definition: Definition) -> None:
         super().__init__()
         self.definition = definition
-        self.embed_tokens = nn.Embedding(definition.config.vocab_size, definition.width)
+        self.add_module(definition.embedding_name, nn.Embedding(definition.config.vocab_size, definition.width))
         make = definition.make_layer or DecoderLayer
         self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
-        self.norm = definition.make_norm(definition.width)
+        self.add_module(definition.norm_name, definition.make_norm(definition.width))
         self.ropes: dict[str, Rope] = {}
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.get_submodule(self.definition.embedding_name)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.get_submodule(self.definition.norm_name)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return [T, width] of token ids [T], as the first layer reads them."""
-        states: torch.Tensor = self.embed_tokens(tokens)
+        states: torch.Tensor = self.embedding(tokens)
         scale = self.definition.embedding_scale
         return states if scale == 1 else states * _rounded(scale, states.dtype)
 
@@ -251,7 +359,7 @@ class Body(nn.Module):
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
         residual = self.embed(tokens)
         turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
-        first, *following = [*(layer.norm(layer.definition.norms.before_attention) for layer in self.layers), self.norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
+        first, *following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
         for layer, norm in zip(self.layers, following, strict=True):
             states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
@@ -262,11 +370,11 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
     """A whole model. `families.registry` makes a class of each family."""
 
     base_model_prefix = "model"
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers' own
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _supports_sdpa = True
     define: Callable[[Any], Definition]
     """Returns the definition of a config."""
+    model: Body
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -278,11 +386,15 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         """Return True: experts are transformers' own, which then run as grouped products."""
         return True
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.definition = type(self).define(config)
-        self.model = Body(self.definition)
-        self.lm_head = nn.Linear(self.definition.width, self.model.embed_tokens.num_embeddings, bias=False)
+        self.add_module(self.base_model_prefix, Body(self.definition))
+        self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
+        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
         self.post_init()
         if self.definition.latent is not None:
             self._tp_plan = {**self._tp_plan, **PLAN}
@@ -295,8 +407,28 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        """Return what each layer needs of attention; of a sharded model, this rank's part."""
-        return tuple(module.spec for module in self.modules() if isinstance(module, CausalAttention | LatentAttention))
+        """Return what each layer with attention needs of it; of a sharded model, this rank's part."""
+        return tuple(attention.spec for _, attention in self._attentions())
+
+    @property
+    def attending(self) -> list[int]:
+        """Return the number of the layer of each attention."""
+        return [number for number, _ in self._attentions()]
+
+    def _attentions(self) -> Iterator[tuple[int, CausalAttention | LatentAttention]]:
+        for number, layer in enumerate(self.model.layers):
+            for module in layer.modules():
+                if isinstance(module, CausalAttention | LatentAttention):
+                    yield number, module
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Return what recurrent layers keep of a request, in the order of their indices."""
+        found: list[StateSpec] = []
+        for layer in self.model.layers:
+            if isinstance(layer, DecoderLayer) and layer.recurs:
+                found += getattr(layer.recurrent, "states", None) or (layer.recurrent.state,)
+        return tuple(found)
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:

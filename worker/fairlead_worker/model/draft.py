@@ -24,6 +24,8 @@ def load_draft(
     Raises ModelLoadError as for any model, or if the two do not fit together.
     """
     draft = load_model(uri, dtype=dtype, device=target.device, quantization=quantization, progress=progress, cache=cache)
+    if draft.states:
+        raise ModelLoadError(uri, "it has recurrent layers, whose states cannot go back behind a rejected token: choose another one")
     if draft.max_model_len < target.max_model_len:
         raise ModelLoadError(
             uri,

@@ -106,9 +106,11 @@ def _fuse_norms(model: Decoder, library: Library, changes: Changes) -> None:
             changes.set(norm, "kernels", library)
     for layer in _layers(model):
         names = layer.definition.norms
-        for name, reader in ((names.before_attention, layer.self_attn), (names.before_mlp, layer.mlp_or_experts)):
+        readers = [layer.attention] if layer.attends and not layer.recurs else []
+        pairs = [(names.before_attention, reader) for reader in readers] + [(names.before_mlp, layer.mlp_or_experts)] * layer.feeds
+        for name, reader in pairs:
             narrow = [part for part in reader.modules() if isinstance(part, Fp8Linear)]
-            if isinstance(norm := layer.norm(name), RmsNorm) and narrow and narrow[0].rounder.fuses:
+            if isinstance(norm := layer.norm_of(name), RmsNorm) and narrow and narrow[0].rounder.fuses:
                 changes.set(norm, "rounder", narrow[0].rounder)
 
 
@@ -119,12 +121,14 @@ def _fuse_sums(model: Decoder, changes: Changes) -> None:
         raise Unfused(reason)
     made = sums.RankSum(sums.load_library(), group, model.definition.width, model.dtype)
     layers = _layers(model)
-    following = [*(layer.norm(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.norm]
+    following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.last_norm]
     for layer, next_norm in zip(layers, following, strict=True):
-        names, mlp = layer.definition.norms, layer.mlp_or_experts
+        names = layer.definition.norms
+        if layer.recurs or not (layer.attends and layer.feeds):
+            continue
         for last, after, norm in (
-            (layer.self_attn.o_proj, names.after_attention, layer.norm(names.before_mlp)),
-            (getattr(mlp, "down_proj", None), names.after_mlp, next_norm),
+            (getattr(layer.attention, "o_proj", None), names.after_attention, layer.norm_of(names.before_mlp)),
+            (getattr(layer.mlp_or_experts, "down_proj", None), names.after_mlp, next_norm),
         ):
             if not isinstance(last, Summed) or last.bias is not None or isinstance(last.layer, Fp8Linear) or after:
                 continue

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.ipc.messages import Pooling
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
@@ -85,6 +86,7 @@ class LoadedModel:
 
     model: PreTrainedModel
     layers: tuple[LayerSpec, ...]
+    """Those with attention."""
     path: Path
     """Folder of the files, including the tokenizer."""
     digest: str
@@ -114,6 +116,8 @@ class LoadedModel:
     """Which of `FUSIONS` were applied, on a GPU."""
     kv_scales: tuple[float, ...] | None = None
     """Of each layer's KV in float8; None: KV has `dtype`."""
+    states: tuple[StateSpec, ...] = ()
+    """What each recurrent layer keeps of a request; empty: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +268,9 @@ def load_model(
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
     if kv_cache_dtype == "fp8":  # blocks of another dtype are never shared
-        digest, kv_scales = f"{digest}-kv-fp8", read_kv_scales(uri, folder, files, len(layers))
+        numbers = model.attending if isinstance(model, Decoder) else range(len(layers))
+        scales = read_kv_scales(uri, folder, files, max(numbers, default=-1) + 1)
+        digest, kv_scales = f"{digest}-kv-fp8", tuple(scales[number] for number in numbers)
     return LoadedModel(
         model=model,
         layers=layers,
@@ -284,6 +290,7 @@ def load_model(
         rounds_inputs=in_blocks or native_quantization != "none" or rounds_inputs(model),
         fused=fused,
         kv_scales=kv_scales,
+        states=model.states if isinstance(model, Decoder) else (),
     )
 
 

@@ -8,9 +8,13 @@ from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.model.lowbit.checkpoint import count_experts
 
 
-def describe_mechanisms(config: PreTrainedConfig, layers: Sequence[LayerSpec]) -> str:
-    """Return the mechanisms of a decoder with commas, by its config and by its attention layers as the probe saw them."""
-    return ", ".join(_mechanisms(config.get_text_config(decoder=True), layers))
+def describe_mechanisms(config: PreTrainedConfig, layers: Sequence[LayerSpec], recurs: bool = False) -> str:
+    """Return the mechanisms of a decoder with commas, by its config and by its attention layers as the probe saw them.
+
+    recurs: whether it has recurrent layers.
+    """
+    found = _mechanisms(config.get_text_config(decoder=True), layers)
+    return ", ".join(["recurrent states", *found] if recurs else found)
 
 
 def _mechanisms(text: PreTrainedConfig, layers: Sequence[LayerSpec]) -> Iterator[str]:

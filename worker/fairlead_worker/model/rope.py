@@ -18,6 +18,8 @@ from fairlead_worker.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
+ENDLESS = 1 << 20
+"""Tokens that a model without positions and attention serves: its states take the same memory whatever the length."""
 LONG = "up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too"
 
 
@@ -29,6 +31,8 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     """
     text = config.get_text_config(decoder=True)
     own = getattr(text, "max_position_embeddings", None)
+    if own is None and not getattr(text, "num_attention_heads", None):
+        own = ENDLESS
     if own is None:
         raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
     if wanted > own:

@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
+from fairlead_worker.kernels.states import Recurrent, zero_states
 from fairlead_worker.model.attention import ATTENTION
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.trial_text import TrialText
@@ -11,7 +12,7 @@ TRIAL_TOKENS = 5
 
 
 class SelfAttention:
-    """Implements `StepContext`: each token attends to itself."""
+    """Implements `RecurrentContext`: each token attends to itself."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -20,6 +21,11 @@ class SelfAttention:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.seen += [query.flatten(1).clone(), key.flatten(1).clone()]
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+
+    def scan(self, layer: Recurrent, *inputs: torch.Tensor) -> torch.Tensor:
+        """Start every token from zeros."""
+        outputs, _ = layer.advance([part[:, None] for part in inputs], zero_states(layer, len(inputs[0]), inputs[0]))
+        return outputs[:, 0]
 
 
 @torch.inference_mode()

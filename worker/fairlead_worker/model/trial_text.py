@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
+from fairlead_worker.kernels.states import RecurrentStep
 from fairlead_worker.model.exact import widened
 from fairlead_worker.weights.tokenizer import load_tokenizer
 
@@ -134,7 +135,7 @@ def run_whole(
     page_size = 16
     spec = KVSpec(layers, page_size, dtype, model.device)
     step = text.whole(page_size, model.device)
-    context: StepContext = ReferenceBackend(spec, trial_pages(page_size)).plan(step)
+    context: StepContext = RecurrentStep(ReferenceBackend(spec, trial_pages(page_size)).plan(step), step, None)
     kept = step.sampling if at is None else at
     logits: torch.Tensor = model(
         input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, logits_to_keep=kept, step=context

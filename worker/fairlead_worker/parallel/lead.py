@@ -136,6 +136,7 @@ def to_message(step: PackedStep, graph: Choice | None = None, places: torch.Tens
         places=None if places is None else _bytes(places),
         adapters=list(step.adapters),
         graph=None if graph is None else (graph.rows, graph.joins),
+        states=list(step.states),
         shares=shares,
     )
 
@@ -153,6 +154,7 @@ def to_step(message: Run, device: torch.device) -> tuple[PackedStep, Choice | No
         sampling=to_device(_tensor(message.sampling), device),
         adapters=message.adapters,
         others=[GroupPages(to_device(_tensor(slots), device), _tensor(pages, np.int32)) for slots, pages in message.others],
+        states=message.states,
     )
     graph = None if message.graph is None else Choice(*message.graph)
     return step, graph, None if message.places is None else to_device(_tensor(message.places), device)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead_worker.cache.states import RowState
+
 
 class Join(msgspec.Struct, frozen=True):
     """Settings of a rank, as one line of JSON on its standard input."""
@@ -46,6 +48,8 @@ class Run(msgspec.Struct, tag=True, frozen=True):
     """Number of each row's adapter, 0 for none; empty: no row has one."""
     graph: tuple[int, bool] | None = None
     """The CUDA graph that rank 0 replays (`execution.cuda_graphs.decodes.Choice`); None: it runs the forward pass."""
+    states: list[RowState | None] = []
+    """Where each row's recurrent states are."""
     shares: bool = False
     """Whether some tokens are unread, and rank 0 gives the others its own, from device to device."""
 

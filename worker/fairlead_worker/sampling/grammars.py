@@ -65,11 +65,14 @@ class _Followed:
 class Grammars:
     """Owner of all matchers. Used by the loop's thread; `compile` hands work to other threads."""
 
-    def __init__(self, compiler: Compiler, *, threads: int = 2, entries: int = 64, timeout: float = 5.0) -> None:
+    def __init__(self, compiler: Compiler, *, threads: int = 2, entries: int = 64, timeout: float = 5.0, waits: bool = False) -> None:
         """`entries`: compiled grammars that are kept. `timeout`: seconds of filling masks after which a request ends.
 
         Waiting for a thread does not count. It is bounded by the `timeout` of each mask before it.
+
+        `waits`: steps wait for all masks, and a mask that takes too long ends its request: a recurrent state cannot compute a token again.
         """
+        self._waits = waits
         self._compiler = compiler
         self._timeout = timeout
         self._entries = entries
@@ -173,7 +176,7 @@ class Grammars:
                     del chosen[alive:]
                     ending = self._follow(each, chosen, nothing_left=alive == 0)
                 elif ending is None:
-                    ending = self._overdue(each)
+                    ending = self._overdue(each) or (f"{GRAMMAR_WAITED} {each.patience:g} s" if self._waits else None)
                 if ending is not None:
                     endings[row.request.id] = ending
             first += len(row.draft) + 1
@@ -230,7 +233,9 @@ class Grammars:
 
     def _wait(self, mine: Sequence[_Followed], alone: bool) -> None:
         with self._filled:
-            if self._awaited:
+            if self._waits and mine:
+                self._filled.wait_for(lambda: not any(each.filling for each in mine), max(each.patience for each in mine) + self._timeout)
+            elif self._awaited:
                 spent = time.perf_counter() - self._began
                 self._filled.wait_for(lambda: not self._awaited, max(spent * PATIENCE, LEAST_PATIENCE_SECONDS))
             if alone and mine and all(each.filling for each in mine):

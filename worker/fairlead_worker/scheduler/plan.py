@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from fairlead_worker.cache.states import RowState
 from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.request import Request
 
@@ -27,6 +28,8 @@ class Row(Struct, frozen=True, eq=False, gc=False):
     draft: Sequence[int] = ()
     """Draft tokens after the last known one, `count - 1` of them, in a speculating decode; empty until the runner's draft model has chosen
     them. Later steps overwrite the KV of rejected ones, and no row reads it before."""
+    state: RowState | None = None
+    """Where its recurrent states are; None: the model has none, or the row is of a warm-up, which starts from zeros and keeps none."""
 
     @property
     def end(self) -> int:

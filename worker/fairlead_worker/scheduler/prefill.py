@@ -9,6 +9,7 @@ from msgspec import Struct
 from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.cache.states import StatePrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
 from fairlead_worker.scheduler.background import Urgency
 from fairlead_worker.scheduler.budget import OutputReserve, Share, StepBudget
@@ -53,6 +54,7 @@ class Prefill:
         self._config = config
         self._cache = cache
         self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
+        self._states = cache if isinstance(cache, StatePrefixCache) else None
         self._waiting = waiting
         self._running = running
         self._reserve = reserve
@@ -138,9 +140,12 @@ class Prefill:
         """
         self._admission.start(request, node)
         lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
-        self._waiting.remove_admitted(request, count)
         history, stats = request.history, self._stats
         history.cached = request.computed = shown = node.depth * self._page_size
+        if self._states is not None:
+            assert request.prefix_match is not None, "it waits"
+            shown = self._states.begin(lease, request.prefix_match)
+        self._waiting.remove_admitted(request, count)
         if self._groups is None:
             self._cache.grow(lease, len(request.tokens))
         else:

@@ -26,7 +26,8 @@ class History:
     first_loaded: int = 0
     """Tokens of `first_cached` whose KV came from the host tier."""
     first_hidden: int = 0
-    """Tokens of `first_cached` that the index could not know (`cache/grouped.py`)."""
+    """Tokens of `first_cached` that the index could not know (`cache/grouped.py`); below 0: tokens that it shows beyond
+    (`cache/states.py`)."""
     awaiting_first_token: bool = True
     """No token since the latest admission: the next output carries timing and prompt logprobs too."""
     preemptions: int = 0

@@ -4,8 +4,11 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.cache.states import StatePrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
 from fairlead_worker.scheduler.background import Urgency, background_budget
@@ -37,6 +40,7 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
+        self._states = cache if isinstance(cache, StatePrefixCache) else None
         self.running: list[Request] = []
         self.stats = EngineStats(config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_prefill_tokens)
         self.reserve = OutputReserve(config)
@@ -133,6 +137,8 @@ class Scheduler:
             samples += row.samples
             scores += bool(row.request.to_score(row.start, row.end))
             pools += bool(row.request.to_pool(row.start, row.end))
+        if self._states is not None:
+            rows = [replace(row, state=self._states.plan_row(lease_of(row.request), row.start, row.end)) for row in rows]
         saves, loads = self.cache.host.take_copies() if self.cache.host is not None else ((), ())
         return StepPlan(
             rows=tuple(rows),
@@ -309,6 +315,8 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         """Remove a request from the running ones, and publish the pages that it filled."""
         self.publish(request)
+        if self._states is not None:
+            self._states.end(lease_of(request))
         del self.running[bisect_left(self.running, request.arrival, key=by_arrival)]
         self.admission.end(request)
         self.reserve.drop(request)
@@ -324,7 +332,8 @@ class Scheduler:
 
     def _withdraw(self, request: Request, promised: "array[int]") -> None:
         """Stop showing blocks to the index that this request does not compute any more."""
-        if request.computed >= len(promised) * self.cache.block_tokens and self._groups is None:
+        shows_all = self._groups is None and self._states is None
+        if shows_all and request.computed >= len(promised) * self.cache.block_tokens:
             self.cache.withdraw(promised, None)
             return
         match = self.cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))

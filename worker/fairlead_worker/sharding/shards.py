@@ -83,6 +83,8 @@ class Shards:
                 self._rows(path, module)
             elif style in HEAD and module is model.get_output_embeddings():
                 self._vocabulary(model, path, module)
+            elif style in HEAD:
+                continue  # recurrent layers: parts that are gathered at once save no sum, and the states are not divided
             else:
                 raise Unshardable(f"its plan has {path} as {style}, which is not supported")
         if not self.summed:

@@ -27,6 +27,7 @@ from fairlead_worker.execution.forward import Forward
 from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
+from fairlead_worker.kernels.states import StatefulBackend
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.lora.slots import AdapterSlots
@@ -342,6 +343,8 @@ def graphs_for(
 
 def unsupported_reason(backend: Backend) -> str:
     """Return why decodes on `backend` cannot run as graphs; empty if they can."""
+    if isinstance(backend, StatefulBackend):
+        return ": the model has recurrent layers"
     if not isinstance(backend, FlashInferBackend):
         return f": attention is {backend.name}, and graphs are for flashinfer"
     if backend.batch_invariant:

@@ -12,8 +12,8 @@ from fairlead_worker.model.layers.mlp import GatedMlp
 
 def make_experts(config: Any, name: str = "mlp") -> Callable[[int], nn.Module]:
     """Return what makes the part `name` of transformers' layer of a number. Ordinary MLPs, also those beside experts, become ours."""
-    module = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
-    layer_class = next(value for title, value in vars(module).items() if title.endswith("DecoderLayer"))
+    module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    layer_class = next(value for end in ("DecoderLayer", "Block") for title, value in vars(module).items() if title.endswith(end))
 
     def make(index: int) -> nn.Module:
         block: nn.Module = getattr(layer_class(config, index), name)

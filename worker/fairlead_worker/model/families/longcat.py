@@ -19,12 +19,12 @@ class LongcatLayer(nn.Module):
         super().__init__()
         self.definition, self.rope = definition, definition.ropes[index]
         self.mlp = make_experts(definition.config)(index)
-        self.self_attn = nn.ModuleList(make_attention(definition, 2 * index + part) for part in range(2))
+        self.self_attn = nn.ModuleList(make_attention(definition, index, 2 * index + part) for part in range(2))
         self.mlps = nn.ModuleList(make_mlp(definition) for _ in range(2))
         self.input_layernorm = nn.ModuleList(definition.make_norm(definition.width) for _ in range(2))
         self.post_attention_layernorm = nn.ModuleList(definition.make_norm(definition.width) for _ in range(2))
 
-    def norm(self, _: str) -> nn.Module:
+    def norm_of(self, _: str) -> nn.Module:
         """Return the norm that begins the layer."""
         return self.input_layernorm[0]
 

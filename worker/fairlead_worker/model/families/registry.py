@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, deepseek, experts, gemma, glm, granite, llama, longcat
+from fairlead_worker.model.families import cohere, deepseek, experts, gemma, glm, granite, lfm2, llama, longcat, mamba, mamba1, qwen_hybrid
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -25,6 +25,7 @@ FAMILIES: dict[str, type[Encoder]] = {
 DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "arcee": llama.arcee,
     "axk1": deepseek.deepseek_v3,
+    "bamba": mamba.bamba,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cwm": llama.cwm,
@@ -32,6 +33,8 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "deepseek_v3": deepseek.deepseek_v3,
     "ernie4_5": llama.ernie,
     "exaone4": llama.exaone4,
+    "falcon_h1": mamba.falcon_h1,
+    "falcon_mamba": mamba1.falcon_mamba,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
@@ -42,16 +45,23 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "gpt_oss": experts.gpt_oss,
     "granite": granite.granite,
     "granitemoe": granite.granite_moe,
+    "granitemoehybrid": mamba.granite_hybrid,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
+    "jamba": mamba1.jamba,
+    "lfm2": lfm2.lfm2,
+    "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
     "longcat_flash": longcat.longcat_flash,
+    "mamba": mamba1.mamba,
+    "mamba2": mamba.mamba2,
     "minicpm3": deepseek.minicpm3,
     "minimax_m2": experts.minimax_m2,
     "ministral": llama.mistral,
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
+    "nemotron_h": mamba.nemotron_h,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "olmoe": experts.olmoe,
@@ -60,6 +70,9 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "qwen2_moe": experts.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_5_moe_text": qwen_hybrid.qwen3_5_moe,
+    "qwen3_5_text": qwen_hybrid.qwen3_5,
+    "qwen3_next": qwen_hybrid.qwen3_next,
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "starcoder2": llama.starcoder2,
@@ -83,6 +96,14 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 @cache
 def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> type[Decoder]:
     family = AutoModelForCausalLM._model_mapping[config_class]
-    members = {"define": staticmethod(DECODERS[model_type]), "config_class": config_class, "__module__": __name__}
+    prefix = family.base_model_prefix
+    members = {
+        "define": staticmethod(DECODERS[model_type]),
+        "config_class": config_class,
+        "base_model_prefix": prefix,
+        "__module__": __name__,
+    }
     members |= {name: getattr(family, name) for name in OF_LOADING}
+    if prefix != "model":
+        members["model"] = property(lambda model: model._modules[prefix])
     return type(str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), (Decoder,), members)

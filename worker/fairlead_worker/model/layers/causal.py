@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,17 @@ from fairlead_worker.model.layers.stack import Projections, Stack
 
 HeadNorms = Literal["none", "each", "all"]
 """Norms of queries and keys: none, of each head, or of all heads together."""
+
+
+class AttentionNames(NamedTuple):
+    """Names of the parts of attention in checkpoints, besides the projections of its input."""
+
+    output: str = "o_proj"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
+
+
+LLAMA = AttentionNames()
 
 
 class CausalAttention(Projections):
@@ -33,16 +44,22 @@ class CausalAttention(Projections):
         stacked: bool,
         sinks: bool,
         head_norms: HeadNorms,
+        gated: bool = False,
+        names: AttentionNames = LLAMA,
     ) -> None:
-        """spec: of the whole model. index: of the layer. make_norm: for a width. stacked: see `add_projections`."""
+        """spec: of the whole model. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
+
+        gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
+        """
         super().__init__()
         self.index, self.head_dim, self.head_norms = index, spec.key_dim, head_norms
-        self._spec = spec
+        self._spec, self.gated, self._names = spec, gated, names
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        self.add_projections(width, sizes, bias, stacked)
-        self.o_proj = nn.Linear(sizes[0], width, output_bias)
+        self.add_projections(width, [sizes[0] * (1 + gated), *sizes[1:]], bias, stacked)
+        self.add_module(names.output, nn.Linear(sizes[0], width, output_bias))
         if head_norms != "none":
-            self.q_norm, self.k_norm = (make_norm(self.head_dim if head_norms == "each" else size) for size in sizes[:2])
+            for name, size in zip(names[1:], sizes[:2], strict=True):
+                self.add_module(name, make_norm(self.head_dim if head_norms == "each" else size))
         self.sinks = nn.Parameter(torch.empty(spec.heads)) if sinks else None
 
     @property
@@ -51,18 +68,31 @@ class CausalAttention(Projections):
         heads, kv_heads = self._spec.heads, self._spec.kv_heads
         if self.whole is None or isinstance(self.whole, Stack):
             heads, kv_heads = (getattr(self, name).out_features // self.head_dim for name in self.PARTS[:2])
+            heads //= 1 + self.gated
         sinks = None if self.sinks is None else sink_numbers(self.sinks)
         return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
+
+    @property
+    def _parts(self) -> tuple[Any, Any, Any]:
+        """Return the projection after attention, and the norms of queries and keys; None: there are none."""
+        output, query_norm, key_norm = map(self._modules.get, self._names)
+        return output, query_norm, key_norm
 
     def forward(self, states: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]. turn: rotates queries and keys; None: they have no positions."""
         query, key, value = self.project(states)
+        output, query_norm, key_norm = self._parts
         if self.head_norms == "all":
-            query, key = self.q_norm(query), self.k_norm(key)
+            query, key = query_norm(query), key_norm(key)
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
+        if self.gated:
+            query, gate = query[:, ::2], query[:, 1::2]
         if self.head_norms == "each":
-            query, key = self.q_norm(query), self.k_norm(key)
+            query, key = query_norm(query), key_norm(key)
         if turn is not None:
             query, key = turn(query, key)
-        attended: torch.Tensor = self.o_proj(context.attend(self.index, query, key, value).flatten(1))
+        mixed = context.attend(self.index, query, key, value)
+        if self.gated:
+            mixed = mixed * gate.sigmoid()
+        attended: torch.Tensor = output(mixed.flatten(1))
         return attended

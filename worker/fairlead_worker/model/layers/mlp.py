@@ -52,25 +52,37 @@ class GatedMlp(Projections):
     """down(activation(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), by the names of decoders."""
 
     STACK, PARTS = "gate_up_proj", ("gate_proj", "up_proj")
+    DOWN = "down_proj"
     kernels: Library | None = None
     """Computes the activation of 16 bits and the product in one kernel, on a GPU."""
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = False, stacked: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        activation: str,
+        bias: bool = False,
+        stacked: bool = False,
+        gate_factor: float = 1.0,
+        down_factor: float = 1.0,
+    ) -> None:
+        """gate_factor: of the gate before its activation. down_factor: of the output (Falcon-H1)."""
         super().__init__()
+        self.gate_factor, self.down_factor = gate_factor, down_factor
         self.add_projections(width, [inner, inner], bias, stacked)
-        self.down_proj = nn.Linear(inner, width, bias)
+        self.add_module(self.DOWN, nn.Linear(inner, width, bias))
         self.activation = activation
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        out: torch.Tensor = self.down_proj(self._activate(states))
-        return out
+        out: torch.Tensor = getattr(self, self.DOWN)(self._activate(states))
+        return out if self.down_factor == 1 else out * self.down_factor
 
     def _activate(self, states: torch.Tensor) -> Any:
-        """Return [T, inner], or its rounded form for a `down_proj` that multiplies float8."""
-        if self.whole is None or self.kernels is None or states.dtype not in DTYPES:
+        """Return [T, inner], or its rounded form for a last layer that multiplies float8."""
+        if self.whole is None or self.kernels is None or states.dtype not in DTYPES or self.gate_factor != 1:
             gate, up = self.project(states)
-            return ACTIVATIONS[self.activation](gate) * up
+            return ACTIVATIONS[self.activation](gate if self.gate_factor == 1 else gate * self.gate_factor) * up
         both, name = self.multiply(states), KERNELS[self.activation]
         if (down := self._rounding) is not None:
             return down.rounder.gated(both, name)
@@ -79,7 +91,7 @@ class GatedMlp(Projections):
     @property
     def _rounding(self) -> Fp8Linear | None:
         """Return the last layer if it takes rounded inputs, and no hook or other forward (`fixed_rows`) reads them in this step."""
-        down = self.down_proj
+        down: Any = getattr(self, self.DOWN)
         last: nn.Module = down.layer if isinstance(down, Summed) else down
         if not isinstance(last, Fp8Linear) or not last.rounder.fuses:
             return None
@@ -105,4 +117,21 @@ class PlainMlp(nn.Module):
         """Return [T, width] for states [T, width]."""
         first, last = (getattr(self, name) for name in self._names)
         out: torch.Tensor = last(self.activation(first(states)))
+        return out
+
+
+class StackedMlp(nn.Module):
+    """last(activation(gate) * up), where gate and up are the halves of first(x), by a family's own names of the two layers."""
+
+    def __init__(self, width: int, inner: int, activation: str, names: tuple[str, str]) -> None:
+        super().__init__()
+        self._names, self.activation = names, ACTIVATIONS[activation]
+        self.add_module(names[0], nn.Linear(width, 2 * inner, bias=False))
+        self.add_module(names[1], nn.Linear(inner, width, bias=False))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] for states [T, width]."""
+        first, last = (getattr(self, name) for name in self._names)
+        gate, up = first(states).chunk(2, -1)
+        out: torch.Tensor = last(self.activation(gate) * up)
         return out

@@ -59,6 +59,19 @@ class RmsNorm(nn.Module):
         return states
 
 
+class PlainRmsNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps), in float32."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the norm of states [..., width]."""
+        wide = states.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(states.dtype)
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer norm (Ba et al. 2016), in float32."""
 
