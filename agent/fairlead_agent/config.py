@@ -42,7 +42,6 @@ class AgentConfig(FlagSettings):
     max_inflight_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="most bytes of bodies kept until their answers begin; beyond it 429"
     )
-    body_timeout: float = Field(60.0, gt=0, description="seconds for a request's body to come; then 408")
     allowed_remotes: str = Field(
         "",
         description="what requests may make the engine connect to, with commas: SCHEME://HOST of media, such as https://*.example.com, and "
