@@ -7,7 +7,9 @@ from pydantic import ConfigDict, Field, model_validator
 from fairlead_operator.api.fields import ObjectName, Part, Quantity, refuse, rule, rules
 
 _ONE = "spec.model.cache needs exactly one of persistentVolumeClaim, hostPath and emptyDir: keep one of them"
-_PREFETCH = "spec.model.cache.prefetch needs persistentVolumeClaim: set it, or remove prefetch"
+_PREFETCH = (
+    "spec.model.cache.prefetch needs persistentVolumeClaim, since a Job fills one volume for all workers: set it, or remove prefetch"
+)
 _PARENT = "spec.model.cache.hostPath.path must not contain '..': write the path of the folder itself"
 DOWNLOADED = ("hf://", "s3://", "gs://")
 
@@ -50,7 +52,9 @@ class ModelCache(Part):
     persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim of the namespace.")
     host_path: HostPathVolume | None = Field(None, description="A folder of each node.")
     empty_dir: EmptyDirVolume | None = Field(None, description="Storage of each pod, deleted with the pod.")
-    prefetch: Literal["Disabled", "Enabled"] = Field("Disabled", description="Enabled: a Job downloads the models into the claim at once.")
+    prefetch: Literal["Disabled", "Enabled"] = Field(
+        "Disabled", description="Enabled: a Job downloads the models into the claim at once, also with replicas 0."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:

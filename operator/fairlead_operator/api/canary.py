@@ -22,11 +22,11 @@ class Canary(Part):
     )
     max_error_rate_increase: Percentage = Field(
         "1%",
-        description="Roll back when its failed requests exceed the old one's by more.",
+        description="Roll back when its failed requests exceed the old revision's by more than this.",
     )
     max_ttft_increase: Percentage = Field(
         "50%",
-        description="Roll back when its TTFT (p50 or p90) exceeds the old one's by more.",
+        description="Roll back when its TTFT (p50 or p90) exceeds the old revision's by more than this.",
     )
     promoted_revision: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
         None, description="Value of status.canary.revision to promote now, whatever was observed."

@@ -14,7 +14,9 @@ _BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvC
 _DRAFT_URI = "spec.engine.speculativeDecoding.draftModelURI"
 _DRAFT = f"{_DRAFT_URI} is required for method Draft and not allowed for other methods: add it, or remove it"
 _EVEN = "spec.engine.tensorParallel must be a multiple of spec.engine.nodes: each node holds the same number of GPUs of a replica"
-_IMMUTABLE = "spec.engine.nodes cannot be changed: create another service"
+_IMMUTABLE = (
+    "spec.engine.nodes cannot be changed, because another kind of object manages the pods: create another service, or delete this one"
+)
 
 
 class KvCache(Part):
@@ -45,7 +47,7 @@ class KvCache(Part):
     host_size: Quantity | None = Field(
         None,
         examples=["64Gi"],
-        description="Host memory for pages evicted from the GPU, part of resources.memory.",
+        description="Host memory for pages evicted from the GPU, part of resources.memory. Absent: none.",
     )
 
     @model_validator(mode="after")
@@ -97,7 +99,7 @@ class Engine(Part):
         description="Image of the engine. Absent: the operator's, by rollout.engineVersion.",
     )
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
-        None, examples=[4096], description="Most tokens of prompt and output. Absent: the model's limit."
+        None, examples=[4096], description="Most tokens of prompt and output together. Absent: the limit of the model."
     )
     max_num_seqs: int = Field(256, ge=1, le=65_536, examples=[8], description="Most sequences that run at the same time in one worker.")
     chunked_prefill_size: int = Field(
@@ -120,20 +122,20 @@ class Engine(Part):
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
         None,
         examples=[30],
-        description="Target inter-token latency (ITL), which sizes prefill chunks. Absent: chunkedPrefillSize.",
+        description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: chunkedPrefillSize.",
     )
     dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
-        "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: that of the stored weights."
+        "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: the type of the stored weights."
     )
     quantization: Literal["None", "Int8", "Int4", "FP8"] = Field(
         "None",
         examples=["FP8", "Int4"],
-        description="Quantizes linear layers at load. Int8: CPUs, FP8: GPUs, Int4: both.",
+        description="Quantizes linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both.",
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         None,
         examples=["FirstComeFirstServed", "LongestPrefixMatch"],
-        description="Order of waiting requests of equal priority. Absent: LongestPrefixMatch, or the engine's.",
+        description="Order of waiting requests of equal priority. Absent: LongestPrefixMatch, or the order of vLLM or SGLang.",
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, examples=[2], description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."
@@ -143,7 +145,7 @@ class Engine(Part):
         ge=1,
         le=64,
         examples=[2],
-        description="Nodes that share one replica, a pod on each. Above 1 needs LeaderWorkerSet. Immutable.",
+        description="Nodes that share one replica, with one pod on each. Above 1 needs LeaderWorkerSet. Immutable.",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, examples=[4], description="CPU threads of a worker. Absent: from its cores and quota."
@@ -153,7 +155,7 @@ class Engine(Part):
         ge=0,
         le=1_048_576,
         examples=[0],
-        description="Tokens of hot prefixes that a new worker computes before it is ready.",
+        description="Tokens of the most used prefixes that a new worker computes before it is ready.",
     )
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size, granularity and data type of the KV cache.")
     speculative_decoding: SpeculativeDecoding | None = Field(

@@ -45,28 +45,27 @@ def _refuse_policies(runtime: Runtime, allowed: tuple[SchedulingPolicy, ...], in
 
 UNSUPPORTED = (
     Unsupported("nodes", "set it to 1, and use the GPUs of one node (tensorParallel)"),
-    Unsupported("kvCache.blockTokens", "set spec.engine.kvCache.pageTokens"),
+    Unsupported("kvCache.blockTokens", "the index has the engine's own blocks. Set spec.engine.kvCache.pageTokens"),
     Unsupported("kvCache.hostSize", f"remove it, and {_ARGS} (--kv-offloading-size, --enable-hierarchical-cache)"),
     Unsupported("kvCache.size", f"set spec.engine.kvCache.pages, or {_ARGS} (--mem-fraction-static)", ("SGLang",)),
     Unsupported("speculativeDecoding", f"remove it, and {_ARGS}"),
-    Unsupported("quantization", "name a quantized checkpoint in spec.model.uri", allowed=("FP8",)),
+    Unsupported("quantization", "others quantize in Fairlead's engine. Name a quantized checkpoint in spec.model.uri", allowed=("FP8",)),
     Unsupported("threads", "set OMP_NUM_THREADS in spec.engine.env"),
     Unsupported("warmupTokens", "remove it: new workers start with an empty KV cache"),
-    Unsupported("itlTargetMilliseconds", "remove it"),
+    Unsupported("itlTargetMilliseconds", "remove it: only Fairlead's scheduler sizes chunks by a latency"),
     Unsupported("maxWaitingRequests", "remove it: bound the queue in the routers with spec.slo"),
-    Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens", ("VLLM",)),
-    *_refuse_policies("VLLM", _VLLM_POLICIES, "remove it"),
-    *_refuse_policies("SGLang", _SGLANG_POLICIES, "remove it"),
+    Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",)),
+    *_refuse_policies("VLLM", _VLLM_POLICIES, "its waiting requests run by priority, then by arrival. Remove it"),
+    *_refuse_policies("SGLang", _SGLANG_POLICIES, "SGLang does not have this order. Remove it"),
 )
 
 
 def engine_rules(engine: type[BaseModel]) -> list[dict[str, str]]:
     """Return the CEL rules of `UNSUPPORTED` for the model of `spec.engine`."""
-    return [rule(f"{_is_other(one.runtimes)} || {_condition(engine, one)}", one.message, path=f".{one.field}") for one in UNSUPPORTED]
-
-
-def _is_other(runtimes: tuple[Runtime, ...]) -> str:
-    return "self.runtime == 'Fairlead'" if runtimes == ENGINES else f"self.runtime != '{runtimes[0]}'"
+    return [
+        rule(f"!(self.runtime in {_quote(one.runtimes)}) || {_condition(engine, one)}", one.message, path=f".{one.field}")
+        for one in UNSUPPORTED
+    ]
 
 
 def refuse_unsupported(engine: Any) -> None:

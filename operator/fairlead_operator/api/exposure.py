@@ -9,7 +9,10 @@ from fairlead_operator.api.fields import DNS_LABEL, NAME, NAME_LENGTH, ObjectNam
 _UNENFORCED = (
     "spec.exposure.fromNamespaces is enforced by NetworkPolicies: set spec.exposure.networkPolicy to Managed, or remove fromNamespaces"
 )
-_PICKED = "spec.exposure.otherServices needs routers that forward requests: set gateway.backend to Router, or remove otherServices"
+_PICKED = (
+    "spec.exposure.otherServices needs routers that forward requests, and gateway.backend EndpointPicker sends them to workers: "
+    "set backend to Router, or remove otherServices"
+)
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 Hostname = Annotated[
@@ -34,7 +37,7 @@ class Gateway(Part):
     hostnames: list[Hostname] = Field(
         default_factory=list,
         max_length=16,
-        description="Host names of the route. Absent: those of the listener.",
+        description="Host names of the route, such as llm.example.com. Absent: those of the listener.",
         json_schema_extra=list_set(),
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = Field(
@@ -42,9 +45,11 @@ class Gateway(Part):
     )
     backend: Literal["Router", "EndpointPicker"] = Field(
         "Router",
-        description="EndpointPicker: the gateway asks routers for a worker (InferencePool).",
+        description="Router: requests go to routers. EndpointPicker: the gateway asks them for a worker (InferencePool).",
     )
-    proxy_namespace: Namespace | None = Field(None, description="Namespace of the proxies. Absent: that of the Gateway.")
+    proxy_namespace: Namespace | None = Field(
+        None, description="Namespace of the proxies, such as envoy-gateway-system. Absent: that of the Gateway."
+    )
 
 
 class Exposure(Part):
@@ -74,7 +79,7 @@ class Exposure(Part):
     other_services: list[OtherServiceName] = Field(
         default_factory=list,
         max_length=64,
-        description="InferenceServices of the namespace that this endpoint serves too.",
+        description="InferenceServices of this namespace whose models this endpoint serves too.",
         json_schema_extra=list_set(),
     )
     gateway: Gateway | None = Field(None, description="A Gateway in front of the service. Needs the Gateway API in the cluster.")

@@ -147,8 +147,8 @@ Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 URI = (  # \w is ASCII alone in CEL, and below by re.ASCII
-    r"^(hf://\w[\w.-]*/\w[\w.-]*((/[\w.-]+)+\.gguf)?(@\w[\w./-]*)?|(s3|gs)://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.=+-]+)*/?"
-    r"|oci://\w[\w.:/-]*(@sha256:[0-9a-f]{64})?(#[\w./-]+)?"
+    r"^(hf://\w[\w.-]*/\w[\w.-]*((/[\w.-]+)+\.gguf)?(@\w[\w./-]*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?"
+    r"|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.=+-]+)*/?|oci://\w[\w.:/-]*(@sha256:[0-9a-f]{64})?(#[\w./-]+)?"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?|file:///[\w./-]+)$"
 )
 _URI_FORMS = (

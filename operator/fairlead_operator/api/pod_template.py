@@ -22,7 +22,7 @@ class PodTemplate(Part):
     metadata: PodMetadata = Field(default_factory=PodMetadata, description="Added to the pods' metadata.")
     spec: dict[str, Any] = Field(
         default_factory=dict,
-        description="A PodSpec. Lists merge by name, such as containers (worker, router, batch, agent, engine), volumes, env.",
+        description="A PodSpec. Lists merge by name: containers (worker, router, batch, agent; initContainer engine), volumes, env.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
     )
 

@@ -19,8 +19,14 @@ RESOURCE_NAME = (
 )
 _TWO_SOURCES = "spec.resources.gpuResource and spec.resources.resourceClaims both provide the GPUs: keep one of the two"
 _NO_GPUS = "spec.resources.gpus is 0, so spec.resources.gpuResource and spec.resources.resourceClaims have no effect: remove them, or gpus"
-_UNKNOWN_PRODUCT = "spec.resources.gpuType is a node label of NVIDIA and AMD: remove it, and select nodes in spec.podTemplate"
-MIG_PARALLEL = "spec.engine.tensorParallel must be 1 with MIG slices (spec.resources.gpuResource): set it to 1, or use whole GPUs"
+_UNKNOWN_PRODUCT = (
+    "spec.resources.gpuType is a node label of NVIDIA and AMD, and these GPUs come from another resource: "
+    "remove it, and select nodes in spec.podTemplate"
+)
+MIG_PARALLEL = (
+    "spec.engine.tensorParallel must be 1 with MIG slices (spec.resources.gpuResource), since they cannot exchange data: set it to 1, or "
+    "use whole GPUs"
+)
 
 
 class ClaimTemplate(Part):
@@ -58,12 +64,12 @@ class Resources(Part):
     )
     gpu_resource: Annotated[str, Field(min_length=3, max_length=317, pattern=RESOURCE_NAME)] | None = Field(
         None,
-        description="Resource of the device plugin, such as amd.com/gpu. Absent: nvidia.com/gpu.",
+        description="Resource name of the device plugin, such as amd.com/gpu. Absent: nvidia.com/gpu.",
     )
     resource_claims: list[ClaimTemplate] = Field(
         default_factory=list,
         max_length=8,
-        description="DRA claims for the GPUs of each pod. gpus is the number of devices that they allocate.",
+        description="DRA claims that provide the GPUs, one for each pod. gpus is the number of devices that they allocate.",
         json_schema_extra=list_map("name"),
     )
     cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")

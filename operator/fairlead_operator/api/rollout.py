@@ -46,7 +46,7 @@ class Rollout(Part):
     restarted_at: RestartTime | None = Field(None, description="A change restarts the workers, as kubectl rollout restart does.")
     engine_version: Literal["Pinned", "Auto"] = Field(
         "Pinned",
-        description="Pinned: new images reach pods with the next edit. Auto: in waves over all Auto services.",
+        description="Pinned: new operator images reach pods with the next edit. Auto: in waves over all Auto services.",
     )
     drain_timeout_seconds: int = Field(120, ge=0, le=7200, description="How long a terminating pod may take to complete its requests.")
     progress_deadline_seconds: int = Field(
@@ -55,7 +55,9 @@ class Rollout(Part):
         le=86_400,
         description="Time without progress until Progressing is False.",
     )
-    canary: Canary | None = Field(None, description="Tests new revisions with a part of the requests.")
+    canary: Canary | None = Field(
+        None, description="Tests new revisions with a part of the requests. Absent: they are rolled out directly."
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -47,7 +47,7 @@ class RouterTls(Part):
 
     secret_name: ObjectName | None = Field(
         None,
-        description="A Secret of type kubernetes.io/tls.",
+        description="A Secret of type kubernetes.io/tls. Routers apply a change without a restart.",
     )
     issuer_ref: IssuerRef | None = Field(None, description="cert-manager's issuer of the certificate.")
     dns_names: list[DnsName] | None = Field(
@@ -59,7 +59,7 @@ class RouterTls(Part):
     )
     ca_config_map: ObjectName | None = Field(
         None,
-        description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: its own authorities.",
+        description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: the gateway's own authorities.",
     )
 
     @model_validator(mode="after")

@@ -24,7 +24,9 @@ DEFAULT_IDLE_TIMEOUT_SECONDS, DEFAULT_STABILIZATION_WINDOW_SECONDS = 600, 300
 class Target(Part):
     """The latency that the autoscaler holds."""
 
-    ttft_milliseconds: int = Field(ge=1, le=3_600_000, description="Expected time to first token (TTFT) above which workers are added.")
+    ttft_milliseconds: int = Field(
+        ge=1, le=3_600_000, description="Expected time to first token (TTFT) above which workers are added, such as 2000."
+    )
 
     @property
     def seconds(self) -> float:

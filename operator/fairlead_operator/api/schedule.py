@@ -17,7 +17,7 @@ class Schedule(Part):
     """A minimum of workers from each `start` to the next `end`."""
 
     name: ObjectName = Field(description="Name of the schedule, for messages.")
-    start: Cron = Field(description='When the minimum begins, as cron, such as "0 8 * * 1-5".')
+    start: Cron = Field(description='When the minimum begins: minute, hour, day, month and day of week, such as "0 8 * * 1-5".')
     end: Cron = Field(description='When it ends, such as "0 18 * * 1-5".')
     time_zone: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}$")] = Field(
         "UTC", description="Time zone, such as Europe/Berlin."

@@ -40,7 +40,10 @@ _SECRET = "spec.model.secretRef needs an hf:// model (token of the hub), or an s
 _CACHE = "spec.model.cache needs an hf://, s3:// or gs:// model, since other models are not downloaded: remove it"
 _ENDPOINT = "spec.model.endpoint needs an hf://, s3:// or gs:// model: remove it"
 _REGION = "spec.model.region needs an s3:// model: remove it"
-_PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes: change one of them"
+_PARALLEL = (
+    "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes, since a worker uses all of its GPUs for one "
+    "replica: change one of them"
+)
 _STAGES = (
     "spec.resources.gpus must equal spec.engine.tensorParallel times the pipeline stages in spec.engine.args, since a worker uses all of "
     "its GPUs for one replica: change one of them"
@@ -50,7 +53,7 @@ _INT8 = "spec.engine.quantization Int8 is for workers on CPUs: set spec.resource
 _FP8 = "spec.engine.quantization FP8 is for workers on GPUs: choose Int8 or Int4, or set spec.resources.gpus above 0"
 _NO_INDEX = "spec.routing.indexMode configures policy PrefixAware: remove it, or set spec.routing.policy to PrefixAware"
 _REDIRECT = (
-    "spec.routing.forwardingMode Redirect sends clients past the routers, which apply spec.access, spec.slo, "
+    "spec.routing.forwardingMode Redirect sends clients to workers, past the routers, which apply spec.access, spec.slo, "
     "spec.rollout.canary, spec.router.tls and spec.exposure.otherServices: set it to Proxy, or remove these"
 )
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
@@ -58,10 +61,14 @@ _ENGINE_SOURCE = (
     "spec.model.uri of runtime VLLM and SGLang must be an hf://, pvc://, oci:// or file:// model: copy the model from "
     "the bucket to a claim (pvc://CLAIM/PATH)"
 )
-_ENGINE_GGUF = "spec.model.uri of runtime VLLM and SGLang must not be a .gguf file: name a folder, or set spec.engine.runtime to Fairlead"
+_ENGINE_GGUF = (
+    "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file, which only Fairlead's engine serves: name a folder with "
+    "safetensors, or set spec.engine.runtime to Fairlead"
+)
 _GGUF = r"\.gguf(@.*)?$"
 _ENGINE_ADAPTERS = (
-    "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION, pvc://, oci:// or file://: copy the adapter to a claim"
+    "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION, pvc://, oci:// or file://, since vLLM downloads no "
+    "others: copy the adapter to a claim"
 )
 _SGLANG_ADAPTERS = (
     "spec.model.adapters is not for runtime SGLang, whose KV events do not name adapters: remove it, or set spec.engine.runtime to VLLM"
@@ -131,7 +138,8 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="Hub token, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3://), or key file (gs://). Absent: the pod's role.",
+        description="Token of the hub (hf://), AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3://), or key file (gs://). "
+        "Absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
     adapters: list[Adapter] = Field(
@@ -143,7 +151,7 @@ class Model(Part):
 
     endpoint: Endpoint | None = Field(
         None,
-        description="URL of an S3-compatible store or a mirror of the hub. Absent: huggingface.co, AWS, Google Cloud.",
+        description="URL of an S3-compatible store or of a mirror of the hub. Absent: huggingface.co, AWS or Google Cloud.",
     )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
@@ -172,7 +180,7 @@ class Routing(Part):
     policy: RoutingPolicy = Field("PrefixAware", description=f"{DESCRIPTION}.")
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
         "Auto",
-        description="Index of PrefixAware. Remote: in Redis. Mirror: a copy. Auto: Mirror while it is small.",
+        description="Index of PrefixAware. Remote: in Redis. Mirror: a copy, also while Redis is down. Auto: Mirror while it is small.",
     )
     image: Image | None = Field(None, description="Image of the routers. Absent: the operator's, by rollout.engineVersion.")
     replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works. With router.autoscaling: the fewest.")
@@ -180,7 +188,7 @@ class Routing(Part):
         30,
         ge=0,
         le=86_400,
-        description="Longest wait for a ready worker. Default with a scaling target: 600 while workers start.",
+        description="How long requests wait for a ready worker. Default with a scaling target: 600 while workers start.",
     )
     args: list[Argument] = Field(
         default_factory=list, max_length=64, description="More flags of fairlead-router. The last value of a flag is used."

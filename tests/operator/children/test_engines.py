@@ -183,7 +183,7 @@ def test_every_field_of_engine_is_passed_or_refused(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("runtime", "spec", "words"),
     [
-        ("SGLang", {"model": {"uri": "pvc://models/a.gguf"}}, "spec.model.uri of runtime VLLM and SGLang must not be a .gguf file"),
+        ("SGLang", {"model": {"uri": "pvc://models/a.gguf"}}, "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file"),
         ("SGLang", {"model": {"uri": "gs://bucket/model"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
         ("VLLM", {"podTemplate": {"spec": {"containers": [{"name": "worker"}]}}}, "spec.podTemplate.spec.containers of runtime VLLM"),
         ("VLLM", {"engine": {"args": ["--port", "1"]}}, "spec.engine.args must not have --port: remove it"),

@@ -152,17 +152,14 @@ REFUSED = [
         {"exposure": {"otherServices": ["b"], "gateway": {"parentRef": {"name": "g"}, "backend": "EndpointPicker"}}},
         "spec.exposure.otherServices needs routers that forward requests",
     ),
-    (
-        {"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}},
-        "forwardingMode Redirect sends clients past the routers",
-    ),
+    ({"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}}, "forwardingMode Redirect sends clients to workers"),
     ({"profileRef": {"name": "a", "excludedFields": ["routing..x"]}}, "spec.profileRef.excludedFields[0]"),
     ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
     (
         {"router": {"tls": {"secretName": "a"}}, "routing": {"forwardingMode": "Redirect"}},
-        "forwardingMode Redirect sends clients past the routers",
+        "forwardingMode Redirect sends clients to workers",
     ),
     ({"router": {"autoscaling": {"maxReplicas": 1}}}, "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas"),
     (
@@ -255,9 +252,9 @@ REFUSED = [
     ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "spec.routing.indexMode configures policy PrefixAware"),
     (
         {"routing": {"forwardingMode": "Redirect"}, "access": {"keysSecretRef": {"name": "k"}}},
-        "spec.routing.forwardingMode Redirect sends clients past the routers",
+        "spec.routing.forwardingMode Redirect sends clients to workers",
     ),
-    ({"slo": {}, "routing": {"forwardingMode": "Redirect"}}, "spec.routing.forwardingMode Redirect sends clients past the routers"),
+    ({"slo": {}, "routing": {"forwardingMode": "Redirect"}}, "spec.routing.forwardingMode Redirect sends clients to workers"),
     ({"slo": {"classes": [{"name": "chat"}], "defaultClass": "caht"}}, "spec.slo.defaultClass must be batch or a name in spec.slo.classes"),
     ({"slo": {"classes": [{"name": "a", "ttftMillisecondsPerThousandTokens": 5}]}}, "needs ttftMilliseconds: add it"),
     ({"slo": {"classes": [{"name": "a"}, {"name": "a"}]}}, "spec.slo.classes"),
@@ -270,7 +267,7 @@ REFUSED = [
     ({"engine": {"runtime": "VLLM"}, "model": {"uri": "s3://models/a"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
     (
         {"engine": {"runtime": "VLLM"}, "model": {"uri": "hf://a/b/c.gguf@v1"}},
-        "spec.model.uri of runtime VLLM and SGLang must not be a .gguf file",
+        "spec.model.uri of runtime VLLM and SGLang must not name a .gguf file",
     ),
     ({"model": {"uri": "hf://a/b/c.safetensors"}}, "spec.model.uri must be hf://ORG/NAME[/FILE.gguf][@REVISION]"),
     (

@@ -202,7 +202,7 @@ def test_a_changed_profile_is_another_revision_of_what_it_shapes() -> None:
         (
             {"routing": {"forwardingMode": "Redirect"}},
             {"access": {"keysSecretRef": {"name": "k"}}},
-            "together: spec.routing.forwardingMode Redirect sends clients past the routers",
+            "together: spec.routing.forwardingMode Redirect sends clients to workers",
         ),
     ],
 )

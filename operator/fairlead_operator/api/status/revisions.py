@@ -26,7 +26,7 @@ class ImageUpdateStatus(Part):
     """Progress of the operator's images to this service. The operator continues from here after a restart."""
 
     phase: UpdatePhase = Field(
-        description="Pinned, Held (paused), Waiting: newer images exist. Observing: is judged. Failed: went back.",
+        description="Pinned, Held (paused), Waiting: newer images exist. Observing: serves and is judged. Failed: went back.",
     )
     worker_image: Text = Field("", description="Worker image that this phase is about.")
     router_image: Text = Field("", description="Router image that this phase is about.")

@@ -31,7 +31,7 @@ class IndexStatus(Part):
     """The prefix index as one router sees it. Coarse by design: an unchanged service causes no writes."""
 
     state: Literal["Available", "Unavailable", "Disabled", "Unused", "Unknown"] = Field(
-        description="Unavailable: routing is by load. Disabled: no Redis. Unused: by the policy. Unknown: no router answers."
+        description="Unavailable: routing is by load. Disabled: no Redis. Unused: by spec.routing.policy. Unknown: no router answers."
     )
     last_transition_time: Time = Field(description="When state last changed.")
     read_mode: Literal["Mirror", "Remote"] | None = Field(
@@ -78,7 +78,7 @@ class RoutersStatus(Part):
 class ServiceStatus(Part):
     """The last observed state."""
 
-    observed_generation: int = Field(0, ge=-1, description="metadata.generation of this status. -1: not seen yet.")
+    observed_generation: int = Field(0, ge=-1, description="metadata.generation of this status. -1: no operator has seen the service.")
     url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
     external_url: str = Field("", max_length=512, description="Base URL for clients outside the cluster, through spec.exposure.gateway.")
     model_name: str = Field("", max_length=253, description='Value of "model" in requests.')
