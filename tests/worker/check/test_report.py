@@ -104,6 +104,7 @@ def check_against_a_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, total:
         "gemma4 (text)",
         "longcat_flash",
         "qwen3_next",
+        "mamba2",
     ],
 )
 def test_a_worker_on_a_cpu_does_what_the_report_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.models import save_model
+from tests.lora import save_adapter
+from tests.models import build_model, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.exactness.test_exactness import Case
 
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
@@ -67,3 +69,22 @@ def test_a_conversation_that_grows_is_computed_once() -> None:
         cold = Engine(case.loaded, chunk=0).serve([text], max_tokens=40)[0]
         assert answer == cold and (len(text) == len(case.prompts[10]) or cached >= len(text) - 50 - 32)
         text += [*answer, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"), [("qwen3_next", ["q_proj", "in_proj_qkvz", "out_proj"]), ("jamba", ["in_proj", "x_proj", "dt_proj"])], ids=str
+)
+def test_adapters_of_recurrent_layers(family: str, targets: list[str], tmp_path: Path) -> None:
+    """In steps with rows that have none."""
+    merged = save_adapter(build_model(family), tmp_path, 0, targets=targets)
+    case = make_case(family)
+    adapters = AdapterSet(case.loaded, 1, 64)
+    adapters.load(1, "a", "file:///a", tmp_path)
+    prompts = case.prompts[4:12]
+    adapted = generate(merged, prompts)
+    engine = Engine(case.loaded, chunk=48, adapters=adapters)
+    for _ in range(2):
+        numbers = [place % 2 for place in range(len(prompts))]
+        expected = [adapted[place] if number else case.expected[4 + place] for place, number in enumerate(numbers)]
+        assert engine.serve(prompts, adapters=numbers) == expected
+    adapters.unload(1)

@@ -198,9 +198,9 @@ TINY: dict[str, Any] = {
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"n_head": 2}, "does not use transformers' attention interface|position"),
-    "mamba": ({"state_size": 4}, "does not use transformers' attention interface|max_position_embeddings"),
-    "lfm2": (
-        {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]},
+    "rwkv": ({"attention_hidden_size": 16}, "does not use transformers' attention interface|max_position_embeddings"),
+    "minimax": (
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]},
         "1 of 2 layers use attention; recurrent or hybrid models are not served",
     ),
 }

@@ -10,6 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.lora.files import Pair
 from fairlead_worker.lora.parts import part_of
+from fairlead_worker.model.catalog import SERVED
+from fairlead_worker.model.families.registry import model_class
 from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -71,6 +73,26 @@ def test_ranks_that_share_a_kv_head_are_those_whose_heads_attend_to_it() -> None
 def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], size: int, cause: str) -> None:
     with pytest.raises(Unshardable, match=cause):
         Shards(0, size).shrink(build(family, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "cause"),
+    [
+        ("lfm2_moe", "its plan divides its experts alone"),
+        ("granitemoehybrid", "its plan divides its experts alone"),
+        ("jamba", "its plan divides its experts alone"),
+        ("nemotron_h", "the experts model.layers.1.mixer.experts are not of gate_up_proj"),
+        ("falcon_h1", "no tensor-parallel plan"),
+        ("mamba2", "no tensor-parallel plan"),
+        ("lfm2", "no tensor-parallel plan"),
+    ],
+)
+def test_hybrids_that_cannot_be_divided_say_why(family: str, cause: str) -> None:
+    config = AutoConfig.for_model(SERVED[family].model_type, **SERVED[family].config)
+    with torch.device("meta"):
+        model = model_class(config)._from_config(config)
+    with pytest.raises(Unshardable, match=cause):
+        Shards(0, 2).shrink(model)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -63,6 +63,8 @@ class Held:
     """The one where it leaves the pages of other prompts."""
     known: int
     """Tokens that it had when it was admitted."""
+    steady: RowState
+    """Of a decode without a snapshot."""
     begun: Node | None = None
     """The node after which it started, if only this request ever did."""
     pending: list[tuple[int, int]] = field(default_factory=list)
@@ -149,13 +151,16 @@ class StatePrefixCache(PrefixCache):
             source, begun = snapshot.slot, None if snapshot.is_shared else node
             snapshot.owner, snapshot.is_shared = None, True
             self._use(node)
-        self._held[lease] = Held(self._take_slot(), source, kept, branch, known, begun)
+        slot = self._take_slot()
+        self._held[lease] = Held(slot, source, kept, branch, known, RowState(slot, slot), begun)
         return shown.depth * size
 
     def plan_row(self, lease: Lease, start: int, end: int) -> RowState:
         """Return where the states of a row with tokens `start` to `end` are, and plan its snapshots: as many as there are slots for."""
-        held, positions = self._held[lease], set[int]()
-        positions.update(position for position in held.kept if start < position <= end)
+        held = self._held[lease]
+        if held.source == held.slot and held.known <= start and end % self.block_tokens:
+            return held.steady
+        positions = {position for position in held.kept if start < position <= end}
         if end % (self.page_size if end < held.known else self.block_tokens) == 0:
             positions.add(end)
         snapshots = []

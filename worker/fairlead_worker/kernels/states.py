@@ -103,15 +103,25 @@ def plan_waves(step: PackedStep, zeros: int) -> list[list[Group]]:
 
     zeros: the slot to start from where there is no state.
     """
+    states = [state or NO_STATE for state in step.states] or [NO_STATE] * len(step.counts)
+    if all(count == 1 for count in step.counts) and not any(state.snapshots for state in states):
+        return [[_decodes(states, zeros, step.tokens.device)]]
     waves: list[dict[int, list[_Part]]] = []
-    states = step.states or [None] * len(step.counts)
     for begin, count, state in zip(accumulate(step.counts, initial=0), step.counts, states, strict=False):
-        for number, part in enumerate(_cut(begin, count, state or NO_STATE)):
+        for number, part in enumerate(_cut(begin, count, state)):
             if number == len(waves):
                 waves.append({})
             waves[number].setdefault(part.count, []).append(part)
     total, device = sum(step.counts), step.tokens.device
     return [[_group(count, parts, total, zeros, device) for count, parts in wave.items()] for wave in waves]
+
+
+def _decodes(states: Sequence[RowState], zeros: int, device: torch.device) -> Group:
+    """Return all rows of a step with one token each and without snapshots, which most steps are."""
+    sources = [zeros if state.source == ZEROS else state.source for state in states]
+    kept = [row for row, state in enumerate(states) if state.slot != ZEROS]
+    targets = [states[row].slot for row in kept]
+    return Group(None, len(states), to_device(sources, device), to_device(kept, device), to_device(targets, device))
 
 
 def _cut(begin: int, count: int, state: RowState) -> list[_Part]:
@@ -217,7 +227,7 @@ def count_slots(specs: Sequence[StateSpec], spec: KVSpec, running: int, snapshot
             f"for {share}; raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), or free memory"
         )
     running = min(running, slots // 2)
-    most = room // 2 // spec.page_bytes if spec.page_bytes else slots
+    most = room // 2 // spec.page_bytes if spec.page_bytes else TOKENS // spec.page_size  # one for each page
     return StateSlots(running, min(slots, running + max(most, running)), each)
 
 

@@ -127,6 +127,8 @@ class Definition:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Factor of what a sublayer adds to the residual."""
+    wide_residual: bool = False
+    """The residual is in float32, whatever the dtype."""
     logits_scale: float = 1.0
     logits_softcap: float | None = None
     """Logits become `cap * tanh(logits / cap)`."""
@@ -361,6 +363,8 @@ class Body(nn.Module):
         turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
         first, *following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
+        if self.definition.wide_residual:
+            residual = residual.float()
         for layer, norm in zip(self.layers, following, strict=True):
             states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
         return states

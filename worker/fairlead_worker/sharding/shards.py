@@ -83,12 +83,14 @@ class Shards:
                 self._rows(path, module)
             elif style in HEAD and module is model.get_output_embeddings():
                 self._vocabulary(model, path, module)
-            elif style in HEAD:
-                continue  # recurrent layers: parts that are gathered at once save no sum, and the states are not divided
+            elif style in HEAD and ".linear_attn." in path:
+                continue  # recurrent layers are whole on every rank, as are their states
             else:
                 raise Unshardable(f"its plan has {path} as {style}, which is not supported")
         if not self.summed:
             raise Unshardable("its plan divides none of its layers")
+        if not self.divided.keys() - {self.head}:
+            raise Unshardable("its plan divides its experts alone")
 
     def cut_of(self, key: str) -> Cut | None:
         """Return the cut of a checkpoint's tensor, ignoring name prefixes; None: every rank has the whole tensor."""

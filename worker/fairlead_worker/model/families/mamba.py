@@ -12,27 +12,19 @@ from fairlead_worker.model.layers.mamba2 import Mamba2, Mamba2Shape
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 
+MOE = "block_sparse_moe"
+BAMBA = NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm")
+
 
 def mamba2(config: Any) -> Definition:
-    shape = Mamba2Shape(
-        width=config.hidden_size,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        state=config.state_size,
-        groups=config.n_groups,
-        convolution=config.conv_kernel,
-        convolution_bias=config.use_conv_bias,
-        bias=config.use_bias,
-        output_bias=config.use_bias,
-        eps=config.layer_norm_epsilon,
-        limit=tuple(config.time_step_limit),
-    )
+    shape = _shape(config, config.num_heads, config.head_dim, config.state_size, tuple(config.time_step_limit))
     return Definition.without_attention(
         config,
         make_norm=partial(RmsNorm, eps=config.layer_norm_epsilon),
         norms=NormNames(before_attention="norm"),
         embedding_name="embeddings",
         norm_name="norm_f",
+        wide_residual=config.residual_in_fp32,
         recurrence=Recurrence("mixer", (True,) * config.num_hidden_layers, lambda _, index: Mamba2(shape, index)),
     )
 
@@ -41,7 +33,7 @@ def bamba(config: Any) -> Definition:
     """A part of each head is rotated (Chu et al. 2024)."""
     return Definition.read(
         config,
-        norms=NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm"),
+        norms=BAMBA,
         norm_name="final_layernorm",
         mlp_name="feed_forward",
         partial_rope=True,
@@ -59,8 +51,8 @@ def granite_hybrid(config: Any) -> Definition:
             "make_mlp": make_experts(config, "block_sparse_moe"),
             "shared_mlp": ("shared_mlp", shared),
         }
-    kind = "" if config.position_embedding_type == "rope" else None
-    return granite(config, recurrence=_recurrence(config), ropes=(kind,) * config.num_hidden_layers, **different)
+    ropes = ("" if config.position_embedding_type == "rope" else None,) * config.num_hidden_layers
+    return granite(config, recurrence=_recurrence(config), ropes=ropes, **different)
 
 
 def falcon_h1(config: Any) -> Definition | None:
@@ -71,7 +63,7 @@ def falcon_h1(config: Any) -> Definition | None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Definition.read(
         config,
-        norms=NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm"),
+        norms=BAMBA,
         norm_name="final_layernorm",
         mlp_name="feed_forward",
         make_mlp=lambda _: GatedMlp(
@@ -96,19 +88,7 @@ def falcon_h1(config: Any) -> Definition | None:
 def nemotron_h(config: Any) -> Definition | None:
     """One part in each layer: Mamba 2, attention without positions, an MLP without a gate, or experts (NVIDIA 2025)."""
     kinds = config.layers_block_type
-    shape = Mamba2Shape(
-        width=config.hidden_size,
-        heads=config.mamba_num_heads,
-        head_dim=config.mamba_head_dim,
-        state=config.ssm_state_size,
-        groups=config.n_groups,
-        convolution=config.conv_kernel,
-        convolution_bias=config.use_conv_bias,
-        bias=config.use_bias,
-        output_bias=config.use_bias,
-        eps=config.layer_norm_epsilon,
-        limit=(config.time_step_min, float("inf")),
-    )
+    shape = _shape(config, config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size, (config.time_step_min, float("inf")))
     experts = make_experts(config, "mixer") if "moe" in kinds else None
 
     def make_mlp(layer: int) -> nn.Module | None:
@@ -133,6 +113,23 @@ def nemotron_h(config: Any) -> Definition | None:
         ropes=(None,) * len(kinds),
         attends=tuple(kind == "full_attention" for kind in kinds),
         recurrence=Recurrence("mixer", tuple(kind == "linear_attention" for kind in kinds), lambda _, index: Mamba2(shape, index)),
+    )
+
+
+def _shape(config: Any, heads: int, head_dim: int, state: int, limit: tuple[float, float]) -> Mamba2Shape:
+    """Return the layers of a config with the names of Mamba 2."""
+    return Mamba2Shape(
+        width=config.hidden_size,
+        heads=heads,
+        head_dim=head_dim,
+        state=state,
+        groups=config.n_groups,
+        convolution=config.conv_kernel,
+        convolution_bias=config.use_conv_bias,
+        bias=config.use_bias,
+        output_bias=config.use_bias,
+        eps=config.layer_norm_epsilon,
+        limit=limit,
     )
 
 

@@ -31,6 +31,7 @@ def mamba(config: Any, make_norm: Any = None) -> Definition:
         norms=NormNames(before_attention="norm"),
         embedding_name="embeddings",
         norm_name="norm_f",
+        wide_residual=config.residual_in_fp32,
         recurrence=Recurrence("mixer", (True,) * config.num_hidden_layers, make),
     )
 

@@ -24,8 +24,11 @@ class RmsNorm(nn.Module):
         self.eps, self.plus_one = eps, plus_one
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the norm of states [..., width], or of residual + states, where `residual` [T, width] becomes the sum."""
-        fast = self.kernels is not None and states.dtype in DTYPES
+        """Return the norm of states [..., width], or of residual + states, where `residual` [T, width] becomes the sum.
+
+        The residual may be in float32 with states of 16 bits.
+        """
+        fast = self.kernels is not None and states.dtype in DTYPES and (residual is None or residual.dtype == states.dtype)
         if residual is None:
             return self._fast(states) if fast else self._plain(states)
         if self.sums is not None:
@@ -35,7 +38,7 @@ class RmsNorm(nn.Module):
         if fast:
             return self._fast_sum(states, residual)
         residual += states
-        return self._plain(residual)
+        return self._plain(residual).to(states.dtype)
 
     def _plain(self, states: torch.Tensor) -> torch.Tensor:
         wide = states.float()
