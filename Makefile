@@ -137,9 +137,8 @@ bench-quality: install real-models ## measure what each setting costs trained mo
 	$(RUN) quality --contexts --json bench/results/quality/contexts.json
 	$(BIN)/python docs/generate/quality.py
 
-bench-index: install ## benchmark the index under writes and by the number of workers; writes bench/results/index/
+bench-index: install ## benchmark the index under writes; writes bench/results/index/
 	$(RUN) index/lookup_under_load --json bench/results/index/lookup_under_load.json
-	$(RUN) index/choice_by_fleet_size --json bench/results/index/choice_by_fleet_size.json
 
 fuzz-index: install ## fuzz the index with 100,000 operations and every fault, against a model (SEED=1; ten minutes)
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
@@ -159,9 +158,8 @@ bench-router: install ## benchmark the router against other routers, bursts thro
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
 	$(RUN) router/fleet_size --json bench/results/router/fleet_size.json
 
-bench-router-engines: install ## benchmark routers with real workers, and with two vLLM engines behind agents (an hour, longer the first time; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
+bench-router-engines: install ## benchmark routers with real workers (half an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
 	$(RUN) end_to_end/overload $(BENCH) --json bench/results/end_to_end/overload.json
-	$(RUN) end_to_end/engine_routers $(BENCH) --json bench/results/end_to_end/engine_routers.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json

@@ -6,7 +6,6 @@ import json
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 WHOLE = HEAD + b"content-length: 2\r\n\r\n{}"
-UNKNOWN_CODING = HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 PATIENCE_SECONDS = 60
 """Time for an immediate answer on a machine that is busy with other tests."""
 SLOW = [

@@ -2,37 +2,26 @@
 
 import re
 import socket
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_agent.remotes import AllowedRemotes
-from fairlead_common.bad_flags import exit_on_bad_flags
+from fairlead_common.flags import FlagSettings, OptionalPort, exit_on_bad_flags
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
 
 Runtime = Literal["vllm", "sglang"]
-OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
 RUNTIME_NAMES: dict[Runtime, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 _ENDPOINT = r"(tcp://(\*|[^/\s:]+|\[[^\]]+\]):\d{1,5}|ipc://\S+)"
 
 
-class AgentConfig(BaseSettings):
-    """Flags of `fairlead-agent`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+class AgentConfig(FlagSettings):
+    """Flags of `fairlead-agent`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FAIRLEAD_",
-        frozen=True,
-        extra="ignore",
-        cli_prog_name="fairlead-agent",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
-    )
+    model_config = SettingsConfigDict(cli_prog_name="fairlead-agent")
 
     runtime: Runtime = Field("vllm", description="the engine")
     model: str = Field(description="the engine's model: a folder, file:///path, ORG/NAME or hf://ORG/NAME; its tokenizer is read")
@@ -53,7 +42,6 @@ class AgentConfig(BaseSettings):
     max_inflight_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="most bytes of bodies kept until their answers begin; beyond it 429"
     )
-    body_timeout: float = Field(60.0, gt=0, description="seconds for a request's body to come; then 408")
     allowed_remotes: str = Field(
         "",
         description="what requests may make the engine connect to, with commas: SCHEME://HOST of media, such as https://*.example.com, and "

@@ -25,6 +25,7 @@ from fairlead_agent.metrics import AgentMetrics
 from fairlead_agent.proxy.app import Api, Part
 from fairlead_agent.proxy.forward import MAX_TOKENS, Forwarder
 from fairlead_agent.state import PROMISED_BLOCKS, Agent
+from fairlead_common.http.aiohttp_runner import Runner
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.worker_load import WorkerCard
 
@@ -109,7 +110,7 @@ class AgentServer:
         parts: list[Part] = ["all"] if len(self._listeners) == 1 else ["inference", "admin"]
         try:
             for part, listener in zip(parts, self._listeners, strict=True):
-                runner = web.AppRunner(
+                runner = Runner(
                     self._api.build(part),
                     handler_cancellation=True,  # a client that disconnects cancels its request in the engine
                     access_log=None,

@@ -141,6 +141,10 @@ KINDS: tuple[Kind, ...] = (
     Kind("punctuation", lambda _: [raw(COMPLETIONS, f'"prompt":"{repeat("! ?", separator="")}"')]),
     Kind("dense text", lambda _: [raw(COMPLETIONS, f'"max_tokens":1,"prompt":"{repeat("! ?", 250_000, separator="")}"')]),
     Kind("dense text that fits", lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": _marks(draw, 4000)}) for _ in range(50)]),
+    Kind(
+        "cut prompts",
+        lambda draw: [post(COMPLETIONS, _SMALL | {"truncate_prompt_tokens": 8, "prompt": _words(draw, 60_000)}) for _ in range(4)],
+    ),
     Kind("many choices", lambda _: [post(COMPLETIONS, _SMALL | {"max_tokens": 400, "n": 64, "ignore_eos": True})]),
     Kind("biased choices", lambda _: [post(COMPLETIONS, _CHOICES | {"logit_bias": {str(token): 1 for token in range(1000)}})]),
     Kind("stop tokens", lambda _: [post(COMPLETIONS, _CHOICES | {"min_tokens": 9, "stop_token_ids": list(range(3, 1000))})]),

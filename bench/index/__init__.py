@@ -1,1 +1,1 @@
-"""The prefix index: latency under load and by the size of the fleet."""
+"""The prefix index: latency under load."""

@@ -136,7 +136,6 @@ RECIPES = {
         Recipe("sglang-router", 1),
         Recipe("sglang-events", 1),
         Recipe("vllm-router", 1),
-        Recipe("python-router", 1),
     )
 }
 

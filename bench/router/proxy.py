@@ -36,8 +36,6 @@ PAIRED = ("rps", "rps_cpu", "chunks_per_second")
 """Figures that are compared with the baseline's. More is better."""
 Figures = dict[str, float]
 BARS = (
-    ("python", "busy", "rps", 5.0, True),
-    ("python", "busy", "rps_cpu", 5.0, True),
     ("sglang-router", "busy", "rps", 0.5, True),
     ("sglang-router", "busy", "rps_cpu", 0.5, True),
     ("sglang-router", "one", "added_p50", 2.0, False),

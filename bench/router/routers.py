@@ -42,10 +42,6 @@ def vllm(environment: Environment, port: int, worker: int) -> list[str]:
     return [str(environment.tool("vllm-router")), *listen, "--worker-urls", f"http://127.0.0.1:{worker}", "--policy", "round_robin"]
 
 
-def python(environment: Environment, port: int, worker: int) -> list[str]:
-    return [str(environment.python), str(Path(__file__).with_name("python_router.py")), str(port), f"http://127.0.0.1:{worker}"]
-
-
 ROUTERS = {
     router.name: router
     for router in (
@@ -54,7 +50,6 @@ ROUTERS = {
         Router("sglang-router", "sglang-router", sglang("round_robin")),
         Router("sglang-cache", "sglang-router", sglang("cache_aware")),  # its default
         Router("vllm-router", "vllm-router", vllm),
-        Router("python", "python-router", python),
     )
 }
 

@@ -1,5 +1,8 @@
 """Errors that a user can correct: a command prints one line and exits with 2, without a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
@@ -9,6 +12,17 @@ class UserError(Exception):
 
 class PipeClosed(Exception):
     """A BrokenPipeError of a command. Typer would end the process on that with status 1."""
+
+
+@contextmanager
+def reading(flag: str, path: Path) -> Iterator[None]:
+    """Name the flag and the file in the error of a text file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag} {path}: not a text file ({error.reason})") from None
 
 
 def check_http_url(source: str, url: str) -> str:

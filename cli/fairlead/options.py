@@ -18,7 +18,17 @@ from fairlead.errors import PipeClosed, UserError
 T = TypeVar("T")
 Format = Literal["table", "json", "yaml"]
 KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the API key, for servers that require one.")]
+Url = Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")]
 Output = Annotated[Format, typer.Option("--output", "-o", help="json and yaml are for scripts.")]
+
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).", rich_help_panel="Cluster")
+]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster")]
+Context = Annotated[str, typer.Option(metavar="C", help="Context of the kubeconfig (default: the current one).", rich_help_panel="Cluster")]
+Kubeconfig = Annotated[
+    str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
+]
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:

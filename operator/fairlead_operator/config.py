@@ -3,26 +3,19 @@
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from fairlead_common.flags import FlagSettings
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import has_password, parse_url
 from fairlead_operator.api.fields import PERCENTAGE, percentage
 from fairlead_operator.settings import Mesh, Settings, WaveLimits
 
 
-class OperatorConfig(BaseSettings):
+class OperatorConfig(FlagSettings):
     """Reconciles InferenceServices into workers and routers."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FAIRLEAD_",
-        cli_prog_name="fairlead-operator",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_exit_on_error=False,
-        frozen=True,
-        extra="ignore",
-    )
+    model_config = SettingsConfigDict(cli_prog_name="fairlead-operator")
 
     worker_image: str = Field(min_length=1, description="Image of the workers.")
     worker_gpu_image: str = Field("", description="Image of workers with GPUs; empty: that of the other workers.")

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from fairlead_common.bad_flags import exit_on_bad_flags
+from fairlead_common.flags import exit_on_bad_flags
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.run import operate

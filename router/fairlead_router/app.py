@@ -42,7 +42,7 @@ from fairlead_router.paths import (
     methods_of,
 )
 from fairlead_router.request.client_request import Call, RequestHead, linger
-from fairlead_router.request.price import REFUSED_PRICE
+from fairlead_router.request.price import LEFT_PRICE, REFUSED_PRICE
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.request.validation import too_long
 from fairlead_router.router import Router
@@ -100,6 +100,8 @@ class App:
         except asyncio.CancelledError:
             if request.is_disconnected:
                 call.outcome.ending = "client_gone"
+                if call.account is not None and not call.outcome.status:
+                    call.account.use(LEFT_PRICE)
             else:  # the drain timeout has passed
                 await self._end_broken(call, unavailable(SHUTTING_DOWN, retry_after=1), request, reply)
         except Exception:

@@ -1,11 +1,12 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from fairlead_common.flags import FlagSettings, OptionalPort
 from fairlead_common.http.origins import parse_origins
 from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
@@ -13,7 +14,6 @@ from fairlead_index.redis.access import RedisAccess, redact_url
 from fairlead_router.service_classes import ServiceClasses, parse_classes
 
 IndexMode = Literal["auto", "mirror", "remote"]
-OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
 NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
     b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
@@ -21,20 +21,10 @@ NOT_FORWARDED = frozenset(
 """Headers of clients that the router uses itself, so that workers do not get them."""
 
 
-class RouterConfig(BaseSettings):
-    """Flags of `fairlead-router`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+class RouterConfig(FlagSettings):
+    """Flags of `fairlead-router`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FAIRLEAD_",
-        frozen=True,
-        extra="ignore",
-        cli_prog_name="fairlead-router",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
-    )
+    model_config = SettingsConfigDict(cli_prog_name="fairlead-router")
 
     service_name: str = Field("fairlead", description="name of the InferenceService")
     served_model_name: str = Field("", description="model name that clients send (empty: the workers' model names)")
@@ -81,8 +71,6 @@ class RouterConfig(BaseSettings):
     request_timeout: float = Field(
         600.0, gt=0, description="seconds until an answer begins, over all attempts, and longest silence within it"
     )
-    max_header_bytes: int = Field(64 * 1024, ge=1024, description="largest request line and headers, bytes; larger ones get 431")
-    max_headers: int = Field(128, ge=8, description="most headers of a request; more get 431")
     header_timeout: float = Field(10.0, gt=0, description="seconds for a request's headers to come; then 408")
     body_timeout: float = Field(60.0, gt=0, description="seconds for a request's body to come; then 408")
     max_connections: int = Field(10_000, ge=1, description="most connections of clients; further ones get 503")
@@ -90,9 +78,7 @@ class RouterConfig(BaseSettings):
     slo_classes: str = Field("", description="service classes, a JSON list with the keys of spec.slo.classes (empty: only batch)")
     default_slo_class: str = Field("", description="class of requests that name none and whose API key has none (empty: no class)")
     max_queue_requests: int = Field(1024, ge=0, description="most requests in the queue")
-    max_queue_bytes: int = Field(128 * 1024 * 1024, ge=0, description="most bytes of queued request bodies")
     queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits in the queue before 429")
-    hold_keepalive: float = Field(5.0, gt=0, description="seconds between keep-alive comments on a stream that is held")
     silence_timeout: float = Field(15.0, ge=2, description="seconds without a byte from a worker after which its streams end")
     hold_timeout: float | None = Field(
         None, ge=0, description="seconds that a request waits for a worker before 503 (empty: 30, and up to 600 while workers advance)"
@@ -101,7 +87,6 @@ class RouterConfig(BaseSettings):
     metrics_names: Literal["fairlead", "vllm"] = Field(
         "fairlead", description="vllm: add the metric names of vLLM's production-stack router"
     )
-    token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts, bytes; 0: no cache")
     poll_interval: float = Field(1.0, gt=0, description="seconds between discovery queries, and between health checks of a worker")
     log_level: LogLevel = Field("INFO", description="least important lines that are logged")
     log_format: LogFormat = Field("text", description="json: one JSON object a line, with the ids of the request and its trace")
@@ -116,7 +101,6 @@ class RouterConfig(BaseSettings):
         None, ge=0, le=65535, description="port of the endpoint picker for gateways (empty: none; 0: any free one)"
     )
     picker_tls: str = Field("self-signed", description="TLS of the picker port: self-signed, off, or a folder with tls.crt and tls.key")
-    picker_max_wait: float = Field(60.0, ge=0, description="seconds of expected wait beyond which the picker answers 429 (0: never)")
 
     @field_validator("workers")
     @classmethod

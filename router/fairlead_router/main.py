@@ -5,7 +5,7 @@ import logging
 import resource
 import sys
 
-from fairlead_common.bad_flags import exit_on_bad_flags
+from fairlead_common.flags import exit_on_bad_flags
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_index.redis.access import has_password

@@ -72,7 +72,7 @@ class Router:
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
         self.table = WorkerTable(silence_timeout=config.silence_timeout, admin_port=config.worker_admin_port)
         self.metrics = Metrics(self.table)
-        self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
+        self.formats = PromptFormats(self._threads, TokenCache())
         self.metrics.watch_token_cache(self.formats.cache)
         self._refresh_discovery = asyncio.Event()
         tokenize = config.policy == "PrefixAware"

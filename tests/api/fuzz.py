@@ -37,8 +37,8 @@ HANGS = 180.0
 MOST_FAULTS = 20
 GROWTH_MIB = 96
 """Memory growth of a process after the first tenth of the run: allocators keep what they used at their peak."""
-ROUTER_FLAGS = ("--console", "--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
-WORKER_FLAGS = ("--limits", "token_cache_bytes=1000000,header_timeout=20,body_timeout=20")
+ROUTER_FLAGS = ("--console", "--header-timeout", "20", "--body-timeout", "20")
+WORKER_FLAGS = ("--limits", "header_timeout=20,body_timeout=20")
 FUNCTION = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}}
 SHORT = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
 RESPONSE = {"input": "hi", "max_output_tokens": 5, "temperature": 0, "ignore_eos": True}

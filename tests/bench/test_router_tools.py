@@ -40,6 +40,6 @@ def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monke
 
 
 def test_ratios_are_ours_divided_by_the_peers() -> None:
-    table = {("fairlead", "busy"): {"rps": 9.0, "rps_cpu": 1.0}, ("python", "busy"): {"rps": 2.0, "rps_cpu": 0.1}}
+    table = {("fairlead", "busy"): {"rps": 9.0, "rps_cpu": 1.0}, ("sglang-router", "busy"): {"rps": 20.0, "rps_cpu": 0.1}}
     found = {(ratio["peer"], ratio["figure"]): (ratio["ratio"], ratio["kept"]) for ratio in ratios(table)}
-    assert found == {("python", "rps"): (4.5, False), ("python", "rps_cpu"): (10.0, True)}
+    assert found == {("sglang-router", "rps"): (0.45, False), ("sglang-router", "rps_cpu"): (10.0, True)}

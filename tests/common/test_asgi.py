@@ -15,7 +15,7 @@ from fairlead_common.http.asgi import AsgiServer
 from fairlead_common.http.client_connection import STALL_SECONDS, ClientConnection
 from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 
-LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
+LIMITS = {"header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 CLOSE = WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost")
 
 

@@ -8,7 +8,7 @@ from fairlead_common.http.connection_limiter import STARTS_PER_PASS, ConnectionL
 
 
 async def test_a_failed_start_takes_no_turn_from_the_others() -> None:
-    limits = SimpleNamespace(max_header_bytes=1, max_headers=1, max_connections=1, header_timeout=1.0, body_timeout=1.0)
+    limits = SimpleNamespace(max_connections=1, header_timeout=1.0, body_timeout=1.0)
     guard: ConnectionLimiter[Any] = ConnectionLimiter(limits, str)
     failed, started, whole = list[object](), list[int](), asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))

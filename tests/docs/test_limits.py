@@ -8,7 +8,7 @@ from fairlead_worker.config import Limits, WorkerConfig
 from fairlead_worker.config.options import topic_of
 
 PAGES = tuple(Path(__file__).parents[2] / "docs" / "reference" / name for name in ("limits.md", "connection-limits.md"))
-SHARED = {"max_body_bytes", "max_header_bytes", "max_headers", "header_timeout", "body_timeout", "max_connections"}
+SHARED = {"max_body_bytes", "header_timeout", "body_timeout", "max_connections"}
 
 
 def test_the_pages_name_only_existing_settings() -> None:
@@ -17,7 +17,7 @@ def test_the_pages_name_only_existing_settings() -> None:
     flags = {"--" + name.replace("_", "-") for name, field in WorkerConfig.model_fields.items() if topic_of(field)}
     flags |= {"--" + name.replace("_", "-") for name in RouterConfig.model_fields}
     assert named - flags <= Limits.model_fields.keys()
-    assert named >= SHARED | {"max_logprob_entries", "max_grammar_bytes", "--max-waiting-requests", "--max-inflight-bytes"}
+    assert named >= SHARED | {"max_grammar_bytes", "--max-waiting-requests", "--max-inflight-bytes"}
 
 
 def test_both_components_have_the_same_limits_of_connections() -> None:

@@ -27,7 +27,7 @@ async def router_process(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.
     assert process.stdout is not None
     try:
         async with asyncio.timeout(30):
-            while not (found := re.search(r"running on (http://\S+)", lines[-1] if lines else "")):
+            while not (found := re.search(r"running on (https?://\S+)", lines[-1] if lines else "")):
                 line = await process.stdout.readline()
                 assert line, lines
                 lines.append(line.decode())

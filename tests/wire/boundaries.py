@@ -19,7 +19,7 @@ from fairlead_common.http.response import Reply
 
 Message = tuple[bytes, bytes, bytes]
 """Method, path, body; the body of GET and HEAD is left out, as the router drops it."""
-LIMITS: Any = SimpleNamespace(max_header_bytes=65536, max_headers=128, header_timeout=10.0, body_timeout=10.0, max_connections=10_000)
+LIMITS: Any = SimpleNamespace(header_timeout=10.0, body_timeout=10.0, max_connections=10_000)
 TURNS = 6
 """Event loop iterations without a message after which none will come."""
 

@@ -28,6 +28,10 @@ MOST_REASON = 400
 """Characters of the reason for a fallback that other processes get."""
 CPU_STEP_MS = 500.0
 """Longest planned step with decodes on a CPU if `--itl-target-ms` is not set. Most are shorter (`scheduler/chunk_sizer.py`)."""
+IDLE_PREFILL_CHUNKS = 5
+"""Chunks that a step may prefill while no request decodes."""
+PIECEWISE_GRAPH_TOKENS = 2048
+"""Of the largest step with prompts that runs as piecewise CUDA graphs, where launches are slow."""
 
 
 def load(
@@ -107,7 +111,7 @@ def encoder_steps(config: WorkerConfig, max_model_len: int) -> "SchedulerConfig"
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_chunks=config.limits.idle_prefill_chunks,
+        idle_prefill_chunks=IDLE_PREFILL_CHUNKS,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,
         policy=config.scheduling_policy,
@@ -155,7 +159,7 @@ def build_runner(
         steps=scheduler_config(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
         graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
-        piece_tokens=config.limits.piecewise_graph_tokens,
+        piece_tokens=PIECEWISE_GRAPH_TOKENS,
         progress=progress or no_progress,
         group=group,
         state_snapshots=config.limits.state_snapshots,
@@ -204,7 +208,6 @@ def choose_modes(
 ) -> StepModes:
     """Return how the engine runs its steps, after a trial of CUDA graphs."""
     from fairlead_worker.execution.cuda_graphs.decodes import unsupported_reason
-    from fairlead_worker.execution.cuda_graphs.piecewise import SIZES
     from fairlead_worker.execution.trial import drop_decodes, try_graphs
     from fairlead_worker.weights.progress import no_progress
 
@@ -218,8 +221,7 @@ def choose_modes(
     elif no_overlap and config.overlap == "on":
         logger.warning("--overlap on is ignored: %s", no_overlap)
     adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
-    most = config.limits.piecewise_graph_tokens
-    no_pieces = "" if most >= SIZES[0] else f"--limits piecewise_graph_tokens={most} is below the smallest size, {SIZES[0]}"
+    no_pieces = ""
     if config.tensor_parallel_size > 1:
         no_pieces = f"--tensor-parallel-size {config.tensor_parallel_size}: rank 0 chooses graphs for decodes only"
     had_pieces, failure = runner.pieces is not None, ""
@@ -272,10 +274,9 @@ def step_config(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_chunks=config.limits.idle_prefill_chunks,
+        idle_prefill_chunks=IDLE_PREFILL_CHUNKS,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,
-        dedupe_tokens=config.limits.dedupe_tokens,
         enable_mixed_chunk=config.enable_mixed_chunk,
         itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
         chunks_grow=not bounded,

@@ -322,10 +322,7 @@ def _build_grammars(
     except GrammarError as error:
         logger.warning("structured output is refused: %s", error)
         return None
-    limits = config.limits
-    return Grammars(
-        compiler, threads=limits.grammar_threads, entries=limits.grammar_cache_entries, timeout=limits.grammar_timeout, waits=waits
-    )
+    return Grammars(compiler, timeout=config.limits.grammar_timeout, waits=waits)
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":

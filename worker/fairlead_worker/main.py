@@ -29,6 +29,7 @@ multiplies the time of a short request (`bench router/hostile_clients`, prompt l
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the worker and return its exit status."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # cores are the engine's, and a thread's CPU time is its request's
     config = WorkerConfig.from_command_line(arguments)
     configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("uvicorn", "uvicorn.error"):

@@ -63,7 +63,7 @@ class HeldBody:
                 yield
         except TimeoutError:
             if not self.is_refused:
-                raise Refused(408, "the request's body took too long to arrive (--body-timeout)") from None
+                raise Refused(408, "the request's body took too long to arrive") from None
         finally:
             self._budget.arriving.pop(self, None)
         if self.is_refused:

@@ -90,7 +90,7 @@ class Forwarder:
     async def _read_body(self, request: web.Request, held: HeldBody) -> EngineBody:
         """Return the engine's body of a request. Raises Refused, RemoteRefused."""
         agent, path = self._agent, request.path
-        raw = await read_body(request, agent.config.max_body_bytes, agent.config.body_timeout, held)
+        raw = await read_body(request, agent.config.max_body_bytes, held)
         longest = MAX_TOKENS if agent.format is None else agent.format.max_model_len
         if path in COMPUTED:
             tokens, raw = split_tokens(request.headers.get(TOKENS), raw, longest)

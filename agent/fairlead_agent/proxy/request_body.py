@@ -11,30 +11,32 @@ from fairlead_agent.proxy.body_budget import HeldBody
 
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by Content-Encoding (RFC 9110, 8.4.1)."""
+ARRIVAL_SECONDS: Final = 60.0
+"""That a body may take to arrive."""
 STEP_BYTES: Final = 1 << 20
 """Bytes that are decompressed before the budget counts them."""
 
 
-async def read_body(request: web.Request, limit: int, seconds: float, held: HeldBody) -> bytes:
-    """Return the body, decompressed. `seconds`: that it may take to arrive.
+async def read_body(request: web.Request, limit: int, held: HeldBody) -> bytes:
+    """Return the body, decompressed.
 
     Raises Refused: 413 for more than `limit` bytes before or after decompression, 400, 415, 408 and 429 as `held` does.
     The application must not decompress by itself: aiohttp checks the size after the fact, so 400 KB of gzip took 219 MiB.
     """
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding in ("", "identity"):
-        return await _receive(request, limit, seconds, held)
+        return await _receive(request, limit, held)
     if coding not in _WINDOWS:
         raise Refused(415, f"Content-Encoding: {coding[:100]!r} is not supported; send the body without one, or as gzip")
-    return await _decompress(await _receive(request, limit, seconds, held), _WINDOWS[coding], limit, held)
+    return await _decompress(await _receive(request, limit, held), _WINDOWS[coding], limit, held)
 
 
-async def _receive(request: web.Request, limit: int, seconds: float, held: HeldBody) -> bytes:
+async def _receive(request: web.Request, limit: int, held: HeldBody) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     body = bytearray()
     if request.body_exists:
-        async with held.arriving(seconds):
+        async with held.arriving(ARRIVAL_SECONDS):
             while piece := await request.content.readany():
                 body += piece
                 if len(body) > limit:

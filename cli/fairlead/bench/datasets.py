@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from fairlead.errors import UserError
+from fairlead.errors import UserError, reading
 
 TRACE_BLOCK = 512
 """Tokens that one entry of a Mooncake trace's `hash_ids` stands for (github.com/kvcache-ai/Mooncake, FAST25-release)."""
@@ -59,23 +59,18 @@ def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: f
         raise UserError(f"--trace-speed {speed} and --trace-scale {scale} must be above 0")
     block = max(1, round(TRACE_BLOCK * scale))
     prompts = []
-    try:
-        with path.open() as file:
-            for number, line in enumerate(islice(file, count), start=1):
-                try:
-                    entry = json.loads(line)
-                    length, output = max(1, round(entry["input_length"] * scale)), max(1, round(entry["output_length"] * scale))
-                    tokens: list[int] = []
-                    for block_id in entry["hash_ids"]:
-                        tokens += random.Random(f"{seed}/{block_id}").choices(vocabulary, k=block)
-                    tokens += random.Random(f"{seed}/{number}/rest").choices(vocabulary, k=max(0, length - len(tokens)))
-                    prompts.append(Prompt(tuple(tokens[:length]), output, entry["timestamp"] / 1000 / speed))
-                except (ValueError, KeyError, TypeError, OverflowError) as error:
-                    raise UserError(f"--trace-path {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
-    except OSError as error:
-        raise UserError(f"--trace-path {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--trace-path {path}: not a text file ({error.reason})") from None
+    with reading("--trace-path", path), path.open() as file:
+        for number, line in enumerate(islice(file, count), start=1):
+            try:
+                entry = json.loads(line)
+                length, output = max(1, round(entry["input_length"] * scale)), max(1, round(entry["output_length"] * scale))
+                tokens: list[int] = []
+                for block_id in entry["hash_ids"]:
+                    tokens += random.Random(f"{seed}/{block_id}").choices(vocabulary, k=block)
+                tokens += random.Random(f"{seed}/{number}/rest").choices(vocabulary, k=max(0, length - len(tokens)))
+                prompts.append(Prompt(tuple(tokens[:length]), output, entry["timestamp"] / 1000 / speed))
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise UserError(f"--trace-path {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
     if not prompts:
         raise UserError(f"--trace-path {path}: it contains no request")
     return prompts

@@ -19,7 +19,7 @@ from fairlead.kube.explain import Report, explain
 from fairlead.kube.facts import read_facts
 from fairlead.kube.sections import Line
 from fairlead.kube.snapshot import ServiceRow, read
-from fairlead.options import Output, print_data
+from fairlead.options import AllNamespaces, Context, Kubeconfig, Namespace, Output, print_data
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: " "}
 
@@ -29,15 +29,9 @@ class ServiceOptions:
     """A service, and where it is; the options of a cluster have kubectl's names."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="The InferenceService.")] = ""
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).", rich_help_panel="Cluster")
-    ] = ""
-    context: Annotated[
-        str, typer.Option(metavar="C", help="Context of the kubeconfig (default: the current one).", rich_help_panel="Cluster")
-    ] = ""
-    kubeconfig: Annotated[
-        str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
-    ] = ""
+    namespace: Namespace = ""
+    context: Context = ""
+    kubeconfig: Kubeconfig = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class ClusterOptions(ExplainOptions):
     """The options that `status` and `top` share."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="One service (default: all of the namespace).")] = ""
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster")] = False
+    all_namespaces: AllNamespaces = False
     no_pods: Annotated[bool, typer.Option("--no-pods", help="Show services without their pods.")] = False
 
 
@@ -109,15 +103,20 @@ def run_top(options: TopOptions) -> int:
     def read_rows() -> list[ServiceRow]:
         return read(kube, namespace, options.name)
 
-    if options.output != "table":
-        rows, problem = next(top.frames(read_rows, options.interval))
-        if problem:
-            raise UserError(problem)
-        print_data([row.as_json() for row in rows], options.output)
-        return 0
-    return top.run(
-        make_console(), read_rows, interval=options.interval, once=options.once, namespaces=not namespace, pods=not options.no_pods
-    )
+    return show_top(options, read_rows, namespaces=not namespace)
+
+
+def show_top(options: TopOptions, read_rows: top.ReadRows, namespaces: bool) -> int:
+    """Show the live table, or print its rows as data."""
+    if options.output == "table":
+        return top.run(
+            make_console(), read_rows, interval=options.interval, once=options.once, namespaces=namespaces, pods=not options.no_pods
+        )
+    rows, problem = next(top.frames(read_rows, options.interval))
+    if problem:
+        raise UserError(problem)
+    print_data([row.as_json() for row in rows], options.output)
+    return 0
 
 
 def run_explain(options: ExplainOptions) -> int:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.markup import escape
 
 from fairlead.console import fit_table, make_console
 from fairlead.kube.api import Kube
-from fairlead.options import Output, print_data
+from fairlead.options import AllNamespaces, Context, Kubeconfig, Namespace, Output, print_data
 
 Body = Mapping[str, Any]
 _OPTIONAL = ("PODS", "NEWEST")
@@ -20,16 +19,10 @@ _OPTIONAL = ("PODS", "NEWEST")
 class OutdatedOptions:
     """The options of `outdated`."""
 
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).", rich_help_panel="Cluster")
-    ] = ""
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster")] = False
-    context: Annotated[
-        str, typer.Option(metavar="C", help="Context of the kubeconfig (default: the current one).", rich_help_panel="Cluster")
-    ] = ""
-    kubeconfig: Annotated[
-        str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
-    ] = ""
+    namespace: Namespace = ""
+    all_namespaces: AllNamespaces = False
+    context: Context = ""
+    kubeconfig: Kubeconfig = ""
     output: Output = "table"
 
 

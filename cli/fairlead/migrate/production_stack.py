@@ -150,6 +150,8 @@ def _read_router(draft: Draft, router: Fields) -> None:
         draft.put("routing.policy", _POLICIES.get(str(logic).lower(), "PrefixAware"), router.at("routingLogic"))
         if logic not in (*_POLICIES, "prefixaware", "kvaware"):
             draft.note(router.at("routingLogic"), "PrefixAware, for workers that do both prefill and decode, replaces it", logic)
+        if str(logic).lower() == "session" and (header := router.take("sessionKey")) is not None:
+            draft.put("routing.args", [f"--session-header={header}"], router.at("sessionKey"))
     draft.put("routing.metricsNames", "VLLM", "routerSpec")  # so that dashboards of production-stack keep their metrics
 
 

@@ -32,7 +32,7 @@ def convert_workload(fields: Fields, context: Context) -> Draft:
         one for one in pod.items("containers") if is_vllm_image(one) and not one.look("command") and are_arguments(_words(one))
     ]
     if not engines:
-        images = [str(one.look("image")) for one in pod.items("containers")]
+        images = [str(one.look("image") or "a container without image") for one in pod.items("containers")]
         sglang = any("sglang" in image for image in images)
         what = "runs SGLang: write its InferenceService by hand (engine.runtime: SGLang)" if sglang else "no container runs vLLM"
         raise OtherWorkload(f"{what} ({', '.join(images) or 'no containers'})")

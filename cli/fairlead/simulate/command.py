@@ -13,16 +13,12 @@ from fairlead.errors import UserError
 from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead.simulate.catalog import load, offered_load
-from fairlead.simulate.failures import draw_failures, parse_failure
 from fairlead.simulate.options import LEAST_SPEED, SimulateOptions
 from fairlead.simulate.outcome import Outcome
-from fairlead.simulate.plot import draw_svg
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.report import Cell, average, check_targets, show
+from fairlead.simulate.report import Cell, average, show
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, parse_class
-from fairlead.simulate.static_fleet import find_static_fleet
-from fairlead.simulate.sweep_plot import draw_sweep
 from fairlead.simulate.workloads.request import Request, necessary_tokens
 from fairlead_operator.api.scaling import Scaling
 
@@ -36,7 +32,7 @@ MOST_PODS = 10_000
     help=describe(
         "Compare routing policies on a workload with modelled pods, by the real scorer and queue.",
         "fairlead simulate --workload agents --pods 16 --policy fairlead --policy least-load",
-        "fairlead simulate --workload trace.jsonl --sweep 0.5,1,1.4 --plot sweep.svg",
+        "fairlead simulate --workload trace.jsonl --sweep 0.5,1,1.4",
     )
 )
 @takes(SimulateOptions)
@@ -49,14 +45,11 @@ def run(options: SimulateOptions) -> int:
         + ([f"{options.routers} routers"] if options.routers > 1 else [])
         + ([f"{options.repeats} runs"] if options.repeats > 1 else [])
         + ([f"autoscaled {options.autoscale}"] if options.autoscale else [])
-        + (["with failures"] if options.fail or options.mean_seconds_to_failure else [])
         + ([f"Redis away {options.redis_away}"] if options.redis_away else [])
     )
     show(cells, title)
     if options.json:
         options.json.write_text(json.dumps(_record(options, cells), indent=2))
-    if options.plot:
-        options.plot.write_text(draw_sweep(cells, title) if options.sweep else draw_svg(cells[0].runs, title))
     return 0
 
 
@@ -67,15 +60,10 @@ def _play(options: SimulateOptions, speed: float) -> Cell:
     played = load(options.workload, count=options.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds, seconds=options.seconds)
     chosen = options.policies
     runs: dict[str, list[Outcome]] = {policy: [] for policy in chosen}
-    static: dict[str, list[Outcome]] = {policy: [] for policy in chosen if options.autoscale}
     plan = [(policy, seed, requests) for policy in chosen for seed, requests in zip(seeds, played, strict=True)]
     for policy, seed, requests in track(plan, f"replaying at speed {speed:g}", console=make_console(), transient=True):
-        scenario = _scenario(options, model, requests, seed)
-        outcome = replay(policy, requests, scenario, seed)
-        runs[policy].append(outcome)
-        if scenario.autoscale is not None:
-            static[policy].append(find_static_fleet(outcome, requests, scenario, seed))
-    return Cell(speed, offered_load(played[0], pods, model), len(played[0]), runs, static)
+        runs[policy].append(replay(policy, requests, _scenario(options, model, requests), seed))
+    return Cell(speed, offered_load(played[0], pods, model), len(played[0]), runs)
 
 
 def _model(options: SimulateOptions) -> PodModel:
@@ -90,10 +78,7 @@ def _model(options: SimulateOptions) -> PodModel:
     )
 
 
-def _scenario(options: SimulateOptions, model: PodModel, requests: list[Request], seed: int) -> Scenario:
-    failures = [parse_failure(text) for text in options.fail]
-    if options.mean_seconds_to_failure:
-        failures += draw_failures(options.pods, requests[-1].at, options.mean_seconds_to_failure, seed)
+def _scenario(options: SimulateOptions, model: PodModel, requests: list[Request]) -> Scenario:
     classes = [parse_class(text) for text in options.classes] if options.classes else DEFAULT_CLASSES
     scaling = _scaling(options, classes[0], requests)
     return Scenario(
@@ -104,7 +89,6 @@ def _scenario(options: SimulateOptions, model: PodModel, requests: list[Request]
         classes=classes,
         has_bounds=bool(options.classes),
         autoscale=scaling,
-        failures=failures,
     )
 
 
@@ -158,24 +142,18 @@ def _check(options: SimulateOptions) -> None:
             f"--step-seconds {options.step_seconds}: must be below --chunk-tokens / --prefill-rate, the "
             f"{options.chunk_tokens / options.prefill_rate:g} s of a step with prompt tokens"
         )
-    if options.mean_seconds_to_failure is not None and not options.mean_seconds_to_failure > 0:
-        raise UserError(f"--mean-seconds-to-failure {options.mean_seconds_to_failure}: must be above 0")
-    for failure in map(parse_failure, options.fail):
-        if failure.pod >= options.pods:
-            raise UserError(f"--fail: there is no pod {failure.pod}, they are 0 to {options.pods - 1}")
     names = [parse_class(text).name for text in options.classes or []]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f"--class: {', '.join(sorted(repeated))} is given twice; give each class its own name")
     _scaling(options, parse_class(options.classes[0]) if options.classes else DEFAULT_CLASSES[0], [])
     _window(options.redis_away, [])
     _ = options.speeds, options.policies  # they raise UserError
-    for flag, path in (("json", options.json), ("plot", options.plot)):
+    if options.json:
         try:  # before minutes of replay are lost
-            if path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("a").close()
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.open("a").close()
         except OSError as error:
-            raise UserError(f"--{flag} {path}: cannot be written ({error.strerror})") from None
+            raise UserError(f"--json {options.json}: cannot be written ({error.strerror})") from None
 
 
 def _window(text: str | None, requests: list[Request]) -> tuple[float, float] | None:
@@ -200,7 +178,7 @@ def _record(options: SimulateOptions, cells: list[Cell]) -> dict[str, Any]:
             policy: {"mean": average(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in cell.runs.items()
         }
 
-    record = {"workload": Path(options.workload).name, "parameters": parameters, "targets": check_targets(cells)}
+    record = {"workload": Path(options.workload).name, "parameters": parameters}
     if options.sweep:
         return record | {"sweep": [{"speed": cell.speed, "load": cell.load, "policies": policies(cell)} for cell in cells]}
     return record | {"policies": policies(cells[0])}

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fairlead.simulate.engine_pod import EnginePod
 from fairlead.simulate.pods import Pod
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
 
@@ -70,7 +69,7 @@ class InflightRequests:
         return tokens
 
     def drop(self, flight: InflightRequest) -> None:
-        """Forget a request that has ended or failed."""
+        """Forget a request that has ended."""
         if flight.waiting:
             self.record_first_token(flight)
         self.count[flight.pod] -= 1
@@ -84,14 +83,13 @@ class InflightRequests:
 class Fleet:
     """The pods by number, the exact index over them, and everything in flight.
 
-    `usable`: the pods that routers may choose; the others start, drain, have failed or do not exist.
+    `usable`: the pods that routers may choose; the others start, drain or do not exist.
     """
 
-    def __init__(self, make_pod: Callable[[float], Pod | EnginePod], pods: int, most: int, block_tokens: int, routers: int = 1) -> None:
+    def __init__(self, make_pod: Callable[[float], Pod], pods: int, most: int, routers: int = 1) -> None:
         self._make_pod = make_pod
         self.pods = [make_pod(0.0) for _ in range(most)]
         self.usable = list(range(pods))
-        self.block_tokens = block_tokens
         self.inflight = InflightRequests(most)
         # A single router has sent all requests.
         self.inflight_by_router = [InflightRequests(most) for _ in range(routers)] if routers > 1 else [self.inflight]
@@ -100,16 +98,16 @@ class Fleet:
         self.number_of = {address: number for number, address in enumerate(self.addresses)}
         self.table = PrefixTable()
         for number in self.usable:
-            self.table.join(_slot(number), self.addresses[number], block_tokens)
+            self.table.join(_slot(number), self.addresses[number], BLOCK_TOKENS)
 
     def depths(self, blocks: Sequence[int]) -> list[int]:
         """Return how many of the prompt's first blocks each pod caches, by the index."""
         found = self.table.match(blocks)
-        return [found.get(address, 0) // self.block_tokens for address in self.addresses]
+        return [found.get(address, 0) // BLOCK_TOKENS for address in self.addresses]
 
     def whole_blocks(self, request: Request) -> Sequence[int]:
         """Return the prompt's blocks without a partial last one."""
-        return request.blocks[: request.prompt_tokens // self.block_tokens]
+        return request.blocks[: request.prompt_tokens // BLOCK_TOKENS]
 
     def add_request(self, flight: InflightRequest) -> None:
         for known in self._known_to(flight.router):
@@ -132,7 +130,7 @@ class Fleet:
     def open(self, pod: int, now: float) -> None:
         """Put a new pod with an empty cache into service."""
         self.pods[pod] = self._make_pod(now)
-        self.table.join(_slot(pod), self.addresses[pod], self.block_tokens)
+        self.table.join(_slot(pod), self.addresses[pod], BLOCK_TOKENS)
         self.usable = sorted({*self.usable, pod})
 
     def drain(self, pod: int) -> None:

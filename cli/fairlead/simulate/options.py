@@ -47,12 +47,6 @@ class SimulateOptions:
             "urgent first. With it our routers refuse what they cannot serve in time (default all:1:2:0.5:0.1, which routers do not know).",
         ),
     ] = field(default_factory=list)
-    fail: Annotated[list[str], typer.Option(metavar="POD@SECONDS[+SECONDS]", help="A pod fails, and is ready again after that time.")] = (
-        field(default_factory=list)
-    )
-    mean_seconds_to_failure: Annotated[
-        float | None, typer.Option(metavar="S", help="Pods also fail at random, each with this mean time between failures.")
-    ] = None
     start_seconds: Annotated[float, typer.Option(metavar="S", help="Seconds from a pod's creation until it is ready.")] = 60.0
     autoscale: Annotated[
         str | None,
@@ -82,10 +76,6 @@ class SimulateOptions:
         float, typer.Option(metavar="S", help="Seconds between two load reports of a worker (default 0.5; 0: always current).")
     ] = 0.5
     seed: Annotated[int, typer.Option(metavar="N")] = 0
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a chart as SVG: of the TTFT; with --sweep, of TTFT and goodput over the load."),
-    ] = None
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON.")] = None
 
     @property

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from hashlib import sha1
 
 from fairlead.simulate.fleet import Fleet, InflightRequests, Placement, choose_lowest
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 
 
 class PeerPolicy:
@@ -117,12 +117,12 @@ class DynamoLike(PeerPolicy):
         depths = fleet.depths(request.blocks)
 
         def cost(number: int) -> float:
-            prefill = inflight.pending[number] + max(0, request.prompt_tokens - depths[number] * fleet.block_tokens)
+            prefill = inflight.pending[number] + max(0, request.prompt_tokens - depths[number] * BLOCK_TOKENS)
             active = inflight.active[number]
-            return prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks)
+            return prefill / BLOCK_TOKENS + len(active) + sum(block not in active for block in request.blocks)
 
         number = choose_lowest(fleet.usable, cost, self._draw)
-        return Placement(number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1))
+        return Placement(number, min(depths[number] * BLOCK_TOKENS, request.prompt_tokens - 1))
 
 
 class LlmdLike(PeerPolicy):
@@ -154,4 +154,4 @@ class LlmdLike(PeerPolicy):
         if not longest:
             self._clock += 1
             self._used[number] = self._clock
-        return Placement(number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1))
+        return Placement(number, min(depths[number] * BLOCK_TOKENS, request.prompt_tokens - 1))

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fairlead.simulate.autoscale import PERIOD, Autoscaler, DemandMeter
-from fairlead.simulate.engine_pod import EngineModel, EnginePod
-from fairlead.simulate.failures import Failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
 from fairlead.simulate.ours import Fairlead
@@ -19,7 +17,7 @@ from fairlead.simulate.pods import Pod, PodModel
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, assign_classes
-from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead.simulate.workloads.request import Request
 from fairlead_operator.api.scaling import Scaling
 from fairlead_router.serving.admission import RECHECK_SECONDS
 
@@ -29,24 +27,17 @@ class Scenario:
     """All but policy, workload and seed.
 
     `redis_away`: start and end, in seconds of the run, of an outage of Redis; it affects only the policy `fairlead`.
-    `model`: an `EngineModel` is for Fairlead's own policies, because peers have other engines.
     `autoscale`: bounds and target of the operator's autoscaler, which begins with `pods`.
     `has_bounds`: our routers know the bounds of the classes.
     """
 
     pods: int
-    model: PodModel | EngineModel = field(default_factory=PodModel)
+    model: PodModel = field(default_factory=PodModel)
     routers: int = 1
     redis_away: tuple[float, float] | None = None
     classes: Sequence[ServiceClass] = DEFAULT_CLASSES
     has_bounds: bool = False
     autoscale: Scaling | None = None
-    failures: Sequence[Failure] = ()
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block of the prompts."""
-        return self.model.page_tokens if isinstance(self.model, EngineModel) else BLOCK_TOKENS
 
 
 def replay(policy: str, requests: list[Request], scenario: Scenario, seed: int = 0) -> Outcome:
@@ -76,7 +67,7 @@ class _Run:
         self._cached = 0
         self._engine, self._now = system.engine, 0.0
         most = scenario.pods if scenario.autoscale is None else scenario.autoscale.max_replicas
-        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, scenario.block_tokens, scenario.routers)
+        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, scenario.routers)
         self._lifecycle = Lifecycle(len(fleet.pods))
         make, away = system.make, scenario.redis_away
         if policy == "fairlead" and away is not None:
@@ -103,8 +94,6 @@ class _Run:
         if scenario.autoscale is not None:
             self._autoscaler = Autoscaler(scenario.autoscale, scenario.model.start_seconds)
             self._at(PERIOD, self._scale)
-        for failure in scenario.failures:
-            self._at(failure.at, partial(self._fail, failure))
 
     def play(self) -> Outcome:
         for position, request in enumerate(self._requests):
@@ -201,28 +190,10 @@ class _Run:
 
     # Pods
 
-    def _make_pod(self, started: float) -> Pod | EnginePod:
+    def _make_pod(self, started: float) -> Pod:
         model = self._scenario.model
         phase = self._draw.random() * max(0.0, model.report_seconds)
-        return EnginePod(model, phase, started) if isinstance(model, EngineModel) else Pod(model, phase, self._engine, started)
-
-    def _fail(self, failure: Failure) -> None:
-        """Lose the pod's cache and answers. Its routers send the requests without a first token to other pods."""
-        pod = failure.pod
-        if pod not in self._fleet.usable:
-            return
-        self._fleet.close(pod)
-        self._due[pod] = math.nan
-        flights, self._flights[pod] = self._flights[pod], {}
-        self._lifecycle.starting.add(pod)
-        for flight in flights.values():
-            self._fleet.end_request(flight)
-            self._routers[flight.router].release(flight)
-        seconds = self._scenario.model.start_seconds if failure.seconds is None else failure.seconds
-        self._at(self._now + seconds, partial(self._open, pod, self._lifecycle.created_at[pod]))
-        for flight in flights.values():
-            if flight.waiting:
-                self._enter(flight.router, flight.position)
+        return Pod(model, phase, self._engine, started)
 
     def _scale(self) -> None:
         """Let the operator's autoscaler decide, and follow it."""

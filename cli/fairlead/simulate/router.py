@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
 from fairlead.simulate.policies import OwnPolicy, Policy
 from fairlead.simulate.service_classes import Objective, ServiceClass
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.serving.admission import admissible_tokens
 from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, WorkerEstimate
@@ -118,7 +118,7 @@ class Router:
 
     def _held(self, request: Request) -> list[int]:
         """Return the tokens of the prompt that each pod caches."""
-        return [depth * self._fleet.block_tokens for depth in self._fleet.depths(request.blocks)]
+        return [depth * BLOCK_TOKENS for depth in self._fleet.depths(request.blocks)]
 
     def admit_waiting(self, now: float) -> None:
         """Send as many waiting requests as the pods have capacity for."""
@@ -142,6 +142,6 @@ class Router:
         self._send(InflightRequest(request, ticket.position, self._number, placed.pod, now, cost, placed.reservation))
 
     def release(self, flight: InflightRequest) -> None:
-        """End a request's reservation: it has its first token, or its pod has failed."""
+        """End a request's reservation: it has its first token."""
         if isinstance(self.policy, OwnPolicy):
             self.policy.release(flight.reservation)

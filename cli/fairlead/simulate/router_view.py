@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
+from fairlead.simulate.workloads.request import BLOCK_TOKENS
 from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -66,7 +67,7 @@ class IndexLoads:
         self.is_fresh = True
         """Whether Redis answers."""
         self.others_changed_at = -math.inf if fleet.num_routers == 1 else math.inf
-        self.workers = {address: ScoredWorker(address, fleet.block_tokens, WorkerLoad()) for address in fleet.addresses}
+        self.workers = {address: ScoredWorker(address, BLOCK_TOKENS, WorkerLoad()) for address in fleet.addresses}
         self._reservations = 0
 
     @property

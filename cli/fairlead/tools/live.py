@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.kube import command as kube
-from fairlead.kube import top
 from fairlead.kube.command import TopOptions
 from fairlead.kube.live import Live
 from fairlead.kube.snapshot import PodRow, ServiceRow, sum_figures, worker_figures
-from fairlead.options import KeyFile, key_headers, print_data, takes
+from fairlead.options import KeyFile, Url, key_headers, takes
 from fairlead.program import describe, new_app
 from fairlead.tools.runs import NothingRuns, find_runs, service_row, services_of
 from fairlead.tools.status import read_workers
@@ -25,9 +21,7 @@ app = new_app()
 class Options(TopOptions):
     """The options of `fairlead top`."""
 
-    url: Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")] = (
-        ""
-    )
+    url: Url = ""
     api_key_file: KeyFile = None
 
 
@@ -56,13 +50,7 @@ def run(options: Options) -> int:
             service_row(run, service, _page(url, headers or run.credential)) for run, service, url in services_of(current, options.name)
         ]
 
-    if options.output != "table":
-        rows, problem = next(top.frames(read_rows, options.interval))
-        if problem:
-            raise UserError(problem)
-        print_data([row.as_json() for row in rows], options.output)
-        return 0
-    return top.run(make_console(), read_rows, interval=options.interval, once=options.once, namespaces=False, pods=not options.no_pods)
+    return kube.show_top(options, read_rows, namespaces=False)
 
 
 def _page(url: str, headers: Mapping[str, str]) -> dict[str, Any] | None:

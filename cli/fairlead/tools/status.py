@@ -19,7 +19,7 @@ from fairlead.kube import command as kube
 from fairlead.kube.command import StatusOptions
 from fairlead.kube.live import ignored_lines
 from fairlead.local.rundir import RunRecord
-from fairlead.options import KeyFile, key_headers, print_data, takes
+from fairlead.options import KeyFile, Url, key_headers, print_data, takes
 from fairlead.program import describe, new_app
 from fairlead.tools.runs import NothingRuns, find_runs, services_of, unready_lines
 from fairlead.tools.score import read_score, request_body, show_score
@@ -35,9 +35,7 @@ app = new_app()
 class Options(StatusOptions):
     """The options of `fairlead status`."""
 
-    url: Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")] = (
-        ""
-    )
+    url: Url = ""
     api_key_file: KeyFile = None
     prompt: Annotated[
         str | None,

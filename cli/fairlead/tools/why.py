@@ -13,7 +13,7 @@ from fairlead.kube.command import ExplainOptions, print_report
 from fairlead.kube.explain import Report
 from fairlead.kube.sections import Line
 from fairlead.local.rundir import RunRecord
-from fairlead.options import KeyFile, key_headers, print_data, takes
+from fairlead.options import KeyFile, Url, key_headers, print_data, takes
 from fairlead.program import describe, new_app
 from fairlead.tools.runs import NothingRuns, find_runs, services_of, unready_lines
 from fairlead.tools.status import KeyRefused, read_workers
@@ -26,9 +26,7 @@ class Options(ExplainOptions):
     """The options of `fairlead explain`."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="The service (default: the only one that runs on this machine).")] = ""
-    url: Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")] = (
-        ""
-    )
+    url: Url = ""
     api_key_file: KeyFile = None
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES, MAX_HEADERS, ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.response import Headers, Reply
@@ -154,7 +154,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         start = 0
         while start < len(data) and not self._parsing_stopped and self._next is None:
             end = self._framing.cut(data, start)
-            if self._parsing is None and self._framing.overhead > self._limiter.max_header_bytes:
+            if self._parsing is None and self._framing.overhead > MAX_HEADER_BYTES:
                 self._refuse_head("headers exceed")
                 return
             self._parse(data[start:end] if start or end < len(data) else data)
@@ -171,7 +171,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
             return
-        if self._parsing is not None and self._framing.overhead > self._limiter.max_header_bytes:
+        if self._parsing is not None and self._framing.overhead > MAX_HEADER_BYTES:
             self._refuse_head("chunk headers and trailers exceed")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,16 +211,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._head.headers.append((name.lower(), value))
             return
         self._trailers += 1  # a trailer is dropped: it becomes no header
-        if self._trailers == self._limiter.max_headers + 1:
-            message = f"The request has more than {self._limiter.max_headers} trailers ({self._limiter.setting('max_headers')})."
+        if self._trailers == MAX_HEADERS + 1:
+            message = f"The request has more than {MAX_HEADERS} trailers."
             self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        if len(request.headers) > self._limiter.max_headers:
-            most = f"{self._limiter.max_headers} ({self._limiter.setting('max_headers')})"
-            message = f"The request has {len(request.headers)} headers, more than {most}."
+        if len(request.headers) > MAX_HEADERS:
+            message = f"The request has {len(request.headers)} headers, more than {MAX_HEADERS}."
             self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
             return
         self._parsing = request
@@ -410,7 +409,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _refuse_head(self, what: str) -> None:
-        message = f"The request's {what} {self._limiter.max_header_bytes} bytes ({self._limiter.setting('max_header_bytes')})."
+        message = f"The request's {what} {MAX_HEADER_BYTES} bytes."
         self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:

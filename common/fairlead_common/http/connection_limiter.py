@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
+"""Of a request: bytes of its first line and headers, and their number."""
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
 STARTS_PER_PASS = 8
@@ -18,12 +20,6 @@ SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 class Limits(Protocol):
     """The limits in both servers' configurations. Times are in seconds."""
-
-    @property
-    def max_header_bytes(self) -> int: ...
-
-    @property
-    def max_headers(self) -> int: ...
 
     @property
     def max_connections(self) -> int: ...
@@ -54,9 +50,8 @@ class ConnectionLimiter(Generic[Connection]):
     """Tracks every connection of a server."""
 
     def __init__(self, limits: Limits, setting: Callable[[str], str]) -> None:
-        """`setting`: returns how a user writes a limit of this name, such as `--max-headers`."""
+        """`setting`: returns how a user writes a limit of this name, such as `--max-connections`."""
         self.setting = setting
-        self.max_header_bytes, self.max_headers = limits.max_header_bytes, limits.max_headers
         self.max_connections = limits.max_connections
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
         self._open: set[Connection] = set()

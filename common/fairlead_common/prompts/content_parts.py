@@ -34,7 +34,7 @@ def _read_part(part: Any, where: str, in_thought: bool) -> str:
         return part
     if not isinstance(part, dict):
         raise PromptError(where, f"must be a string or an object with type and text, not {json_type(part)}")
-    kind = part.get("type", "text")
+    kind = part.get("type") or "text"
     if kind in _THOUGHTS:
         return _read_thought(part, where, in_thought)
     field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 class TokenCache:
     """Thread-safe LRU cache. One lock is taken for all parts of a text. With 0 bytes it keeps nothing."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.hit_tokens = 0

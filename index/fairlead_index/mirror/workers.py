@@ -98,11 +98,6 @@ class FleetReader:
         return self._backoff.reason or "Redis does not answer"
 
     @property
-    def last_read_at(self) -> float:
-        """Time of the last full read, monotonic seconds. The set of workers changes only with it."""
-        return self._read_at
-
-    @property
     def workers(self) -> dict[str, ScoredWorker]:
         """Live workers by address, as of the last full read. `refresh` updates `reserved_tokens` and `load_age`. Do not keep it."""
         return self._scored

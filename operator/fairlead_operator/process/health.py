@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
+from fairlead_common.http.aiohttp_runner import Runner
 from fairlead_operator.process.metrics import CONTENT_TYPE
 
 
@@ -45,7 +46,7 @@ async def serve(
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics_page)])
-    runner = web.AppRunner(app, access_log=None)
+    runner = Runner(app, access_log=None)
     await runner.setup()
     try:
         listening = _open_socket(port)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from fairlead_common.flags import FlagSettings
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 
 DAY = 86_400
@@ -26,18 +27,10 @@ class BatchLimits:
 LIMITS = BatchLimits()
 
 
-class BatchConfig(BaseSettings):
+class BatchConfig(FlagSettings):
     """Flags of `fairlead-batch`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FAIRLEAD_",
-        frozen=True,
-        extra="ignore",
-        cli_prog_name="fairlead-batch",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_exit_on_error=False,
-    )
+    model_config = SettingsConfigDict(cli_prog_name="fairlead-batch")
 
     storage: str = Field(description="file:///FOLDER or s3://BUCKET/FOLDER with files, batches and results; only one process may use it")
     router_url: str = Field(description="URL of the service's routers, to which the lines of batches are sent")

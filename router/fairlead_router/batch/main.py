@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 
-from fairlead_common.bad_flags import exit_on_bad_flags
+from fairlead_common.flags import exit_on_bad_flags
 from fairlead_common.telemetry.logs import configure_logging
 from fairlead_router.batch.config import read_config
 from fairlead_router.batch.server import serve

@@ -8,6 +8,7 @@ import time
 
 from aiohttp import web
 
+from fairlead_common.http.aiohttp_runner import Runner as HttpRunner
 from fairlead_router.batch.app import BatchApp
 from fairlead_router.batch.config import BatchConfig
 from fairlead_router.batch.line_client import LineClient
@@ -49,7 +50,7 @@ async def serve(config: BatchConfig) -> None:
     async with LineClient(config.router_url, secret, certificate) as client:
         runner = Runner(store, client, slots, metrics, on_conflict)
         app = BatchApp(store, runner, secret, metrics, on_conflict).create()
-        http = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        http = HttpRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await http.setup()
         cleaning = asyncio.create_task(_clean(store))
         try:
@@ -71,7 +72,7 @@ async def serve(config: BatchConfig) -> None:
         raise StorageConflict(f"{config.storage}: another process writes to it")
 
 
-def _create_site(http: web.AppRunner, host: str, port: int) -> web.BaseSite:
+def _create_site(http: HttpRunner, host: str, port: int) -> web.BaseSite:
     if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
         return web.SockSite(http, socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True))
     return web.TCPSite(http, host, port)

@@ -93,6 +93,8 @@ class Outcome(msgspec.Struct):
     """`ok`, `client_gone` or `broken`."""
     attempts: int = 0
     worker: str = ""
+    is_reported: bool = False
+    """The worker reports what it has computed if the client leaves before an answer. An agent does not."""
     other_service: str = ""
     """Service that the request was forwarded to; empty: this one's."""
     model: str = ""

@@ -25,12 +25,16 @@ FORWARDED: Final = 500.0
 """A request that the batch server answers."""
 REFUSED: Final = 100.0
 """A request that the router refuses, beside its reading: its connection, head and error."""
+LEFT: Final = 1000.0
+"""A request whose client leaves before its answer, beside its reading and what the worker reports: router and worker close and open their
+connections again, and the engine gets and drops a request."""
 TOKENIZED: Final = 1.0
 """A token of a prompt, tokenized and hashed."""
 
 TOKEN_PRICE: Final = TOKENIZED / MICROSECONDS_A_TOKEN
 MESSAGE_PRICE: Final = MESSAGE / MICROSECONDS_A_TOKEN
 REFUSED_PRICE: Final = REFUSED / MICROSECONDS_A_TOKEN
+LEFT_PRICE: Final = LEFT / MICROSECONDS_A_TOKEN
 
 
 def price_of(size: int, nodes: JsonSize, tokens: int) -> float:
@@ -49,5 +53,5 @@ def price_of_pieces(pieces: int) -> float:
 
 
 def price_of_report(header: bytes | None) -> float:
-    """Return the price of the CPU time, in milliseconds, that a worker reports for its work before the engine: the body, the grammar."""
+    """Return the price of the CPU time, in milliseconds, that a worker reports beyond what tokens pay (`api/request_cpu.py`)."""
     return 1000 * int(header) / MICROSECONDS_A_TOKEN if header is not None and header.isdigit() and len(header) <= 6 else 0.0

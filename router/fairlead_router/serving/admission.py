@@ -36,6 +36,10 @@ HOLD_SECONDS, HOLD_WHILE_STARTING = 30.0, 600.0
 does not count as starting, because its probe restarts the pod, which then is a fault."""
 SCARCE_PAGES = 0.05
 """Share of free KV pages below which a worker's queued requests wait for pages, not for prefill."""
+MAX_QUEUE_BYTES = 128 << 20
+"""Of the bodies of queued requests."""
+KEEP_ALIVE_SECONDS = 5.0
+"""Between the comments on a stream that is held."""
 RECHECK_SECONDS = 1.0
 """Polling interval of the queue: the index may learn of a worker, or a circuit breaker may close, without an event here."""
 
@@ -224,13 +228,9 @@ class Admission:
                     raise self._timeout_error(ticket, workers)
                 pause = min(left, RECHECK_SECONDS)
                 if ticket.keep_alive is not None:
-                    pause = min(pause, max(0.0, ticket.last_keep_alive + self._config.hold_keepalive - now))
+                    pause = min(pause, max(0.0, ticket.last_keep_alive + KEEP_ALIVE_SECONDS - now))
                 await asyncio.wait((turn,), timeout=pause)
-                if (
-                    ticket.keep_alive is not None
-                    and not turn.done()
-                    and monotonic() - ticket.last_keep_alive >= self._config.hold_keepalive
-                ):
+                if ticket.keep_alive is not None and not turn.done() and monotonic() - ticket.last_keep_alive >= KEEP_ALIVE_SECONDS:
                     ticket.last_keep_alive = monotonic()
                     ticket.keep_alive()
             turn.result()
@@ -316,7 +316,7 @@ class Admission:
         if self._is_closed:
             raise unavailable(SHUTTING_DOWN, retry_after=1)
         limits, victims = self._config, list[Ticket]()
-        while self.queued()[0] >= limits.max_queue_requests or self._queued_bytes() + ticket.size > limits.max_queue_bytes:
+        while self.queued()[0] >= limits.max_queue_requests or self._queued_bytes() + ticket.size > MAX_QUEUE_BYTES:
             if ticket.is_best_effort:
                 victim = self._best_effort.find_victim(ticket)
             else:

@@ -289,6 +289,7 @@ class Proxy:
         outcome = call.outcome
         outcome.attempts += 1
         outcome.worker, outcome.predicted_tokens = choice.worker.address, choice.predicted
+        outcome.is_reported = not choice.worker.runtime
         outcome.hashes, outcome.candidates, outcome.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
         return choice
 

@@ -182,8 +182,10 @@ class RequestHandler:
             raise
         finally:
             self._admission.leave(ticket)
-            computed = bool(call.outcome.attempts) and call.outcome.status < 400 and not is_refused
-            difference = charge.settle(computed, call.meter is not None and bool(call.outcome.status))
+            outcome = call.outcome
+            is_left = not outcome.status and outcome.is_reported
+            computed = bool(outcome.attempts) and outcome.status < 400 and not is_refused and not is_left
+            difference = charge.settle(computed, call.meter is not None and bool(outcome.status))
             if difference and ticket.is_charged:
                 account.serve(difference)
 

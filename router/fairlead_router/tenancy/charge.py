@@ -57,10 +57,10 @@ class Charge:
         self.account.use(self.expected - self.paid)
 
     def settle(self, computed: bool, has_usage: bool) -> float:
-        """Return the used tokens less the expected ones. `computed`: a worker computed something. `has_usage`: the meter has the usage.
+        """Return the used tokens less the expected ones. `computed`: a worker computed something that it does not report later.
 
-        Without usage, as after a client that disconnected before its answer began, the expected tokens stay charged. A request that was not
-        computed has cost its reading.
+        `has_usage`: the meter has the usage. Without it, as after a client that disconnected before an agent's answer began, the expected
+        tokens stay charged. A request that was not computed has cost its reading.
         """
         used = self.expected
         if not computed:

@@ -55,6 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], *files: Path) -> tuple[int, str, str
         ("{apiVersion: x/v1, kind: Foo, metadata: {name: a}}", "Foo a: left out: not a source that is known"),
         ("{apiVersion: fairlead.dev/v1alpha1, kind: InferenceService, metadata: {name: a}}", "is Fairlead's already"),
         (container("{command: [redis-server]}"), "no container runs vLLM (registry/serve:1)"),
+        (container("{image: null, command: [redis-server]}"), "no container runs vLLM (a container without image)"),
         (container("{command: [python3, -m, sglang.launch_server], image: lmsysorg/sglang:v1}"), "runs SGLang"),
         ("servingEngineSpec: {modelSpec: []}", "production-stack values: not migrated: servingEngineSpec.modelSpec has no model"),
         ("servingEngineSpec: {modelSpec: [{name: a, enabled: false}]}", "production-stack a: left out: it is not enabled"),

@@ -28,7 +28,8 @@ def test_each_model_becomes_the_pod_that_the_chart_makes() -> None:
         "args": [*switches, "--tool-call-parser=llama3_json", "--gpu-memory-utilization=0.8", "--seed=1"],
         "env": [{"name": "LOG", "value": "1"}, {"name": "LEVEL", "value": "2"}],
     }
-    assert spec["routing"] == {"policy": "Session", "replicas": 3, "metricsNames": "VLLM"} == qwen["spec"]["routing"]
+    routing = {"policy": "Session", "args": ["--session-header=x-user-id"], "replicas": 3, "metricsNames": "VLLM"}
+    assert spec["routing"] == routing == qwen["spec"]["routing"]
     pod = spec["podTemplate"]["spec"]
     assert spec["podTemplate"]["metadata"] == {"labels": {"tier": "gpu"}} and spec["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["runtimeClassName"] == "nvidia" and [one["key"] for one in pod["tolerations"]] == ["gpu", "model"]
@@ -44,7 +45,7 @@ def test_each_model_becomes_the_pod_that_the_chart_makes() -> None:
         *("keda.cooldownPeriod", "vllmConfig.enablePrefixCaching", "vllmConfig.pipelineParallelSize", "extraVolumes[1]"),
     ):
         assert f"production-stack llama: servingEngineSpec.modelSpec.{name}" in messages, name
-    for listed in ("servingEngineSpec.vllmApiKey (not shown)", "servingEngineSpec.strategy", "routerSpec.sessionKey", "routerSpec.ingress"):
+    for listed in ("servingEngineSpec.vllmApiKey (not shown)", "servingEngineSpec.strategy", "routerSpec.ingress"):
         assert f"production-stack llama: {listed}" in messages and f"production-stack qwen: {listed}" in messages, listed
     for listed in ("modelSpec.hf_token (not shown)", "modelSpec.requestGPU 1: resources or affinity", "cacheserverSpec", "loraAdapters[1]"):
         assert listed in messages.partition("production-stack qwen")[2], listed

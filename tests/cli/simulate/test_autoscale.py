@@ -1,6 +1,7 @@
 """The operator's autoscaler on modelled pods: sizes follow the load, pods are paid from creation to end, the least useful one goes."""
 
 import dataclasses
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,6 @@ from fairlead.main import main
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.service_classes import DEFAULT_CLASSES
-from fairlead.simulate.static_fleet import SHARE, find_static_fleet
 from fairlead.simulate.workloads.request import Request
 from fairlead_operator.api.scaling import Scaling
 
@@ -49,17 +48,7 @@ def test_the_last_request_starts_a_pod_again_after_a_scale_to_zero() -> None:
     assert [size for _, size in outcome.sizes] == [1, 0, 1] and START < outcome.ttft[-1] < START + 10
 
 
-def test_the_static_fleet_to_compare_with_has_at_most_a_hundredth_more_goodput() -> None:
-    requests = arrivals(400, 4.0)
-    scenario = Scenario(1, PodModel(start_seconds=START), autoscale=SCALING)
-    outcome = replay("fairlead", requests, scenario)
-    static = find_static_fleet(outcome, requests, scenario, 0)
-    assert SHARE * static.met() <= outcome.met()
-    larger = replay("fairlead", requests, Scenario(len(static.computed) + 1, PodModel(start_seconds=START), classes=DEFAULT_CLASSES))
-    assert len(static.computed) == SCALING.max_replicas or SHARE * larger.met() > outcome.met()
-
-
-def test_the_command_compares_with_a_static_fleet(tmp_path: Path) -> None:
+def test_the_command_scales_within_the_bounds(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     flags = [
         "--json",
@@ -78,4 +67,4 @@ def test_the_command_compares_with_a_static_fleet(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--workload", "zipf", *flags])
     assert ended.value.code == 0
-    assert "static_pods" in out.read_text()
+    assert json.loads(out.read_text())["policies"]["fairlead"]["mean"]["pod_hours"] > 0

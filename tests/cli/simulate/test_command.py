@@ -5,7 +5,6 @@ import random
 from array import array
 from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -75,21 +74,17 @@ def test_a_trace_with_another_start_time_has_the_same_requests_and_pauses(trace:
 
 
 def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
-    flags = ["--pods", "3", "--repeats", "2", "--policy", "fairlead", "--policy", "random", "--json", str(out), "--plot", str(plot)]
+    out = tmp_path / "figures.json"
+    flags = ["--pods", "3", "--repeats", "2", "--policy", "fairlead", "--policy", "random", "--json", str(out)]
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--trace", str(trace), *flags])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "240 requests, 3 pods" in printed and "simulate_" not in printed
+    assert "240 requests, 3 pods" in printed
     written = json.loads(out.read_text())
-    assert "simulate_ttft_mean_over_random" in {target["name"] for target in written["targets"]}
     figures = written["policies"]
     assert list(figures) == ["fairlead", "random"] and set(figures["random"]["mean"]) >= {"hit_rate", "ttft_p99", "imbalance"}
     assert written["parameters"]["repeats"] == 2 and len(figures["fairlead"]["runs"]) == 2
-    drawn = ElementTree.fromstring(plot.read_text())
-    curves = drawn.findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(curves) == 2 and all(len(curve.get("points", "").split()) > 100 for curve in curves)
 
 
 def test_the_table_names_every_policy_and_class_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,22 +99,15 @@ def test_the_table_names_every_policy_and_class_in_full(capsys: pytest.CaptureFi
     assert [row[0] for row in rows] == policies
 
 
-def test_a_sweep_writes_ratios_and_targets_and_draws_every_policy(tmp_path: Path) -> None:
-    out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+def test_a_sweep_writes_the_figures_of_each_speed(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
     policies = [flag for policy in ("fairlead", "least-load", "random") for flag in ("--policy", policy)]
-    flags = ["--num-prompts", "150", "--pods", "3", "--sweep", "0.5,1.5", *policies, "--json", str(out), "--plot", str(plot)]
+    flags = ["--num-prompts", "150", "--pods", "3", "--sweep", "0.5,1.5", *policies, "--json", str(out)]
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--workload", "zipf", *flags])
     assert ended.value.code == 0
-    targets = json.loads(out.read_text())["targets"]
-    assert [target["name"].partition("_over_")[0] for target in targets] == [
-        f"simulate_{speed}x_ttft_{figure}" for speed in ("0.5", "1.5") for figure in ("mean", "p99")
-    ]
-    assert all(target["met"] == (target["measured"] <= target["limit"]) for target in targets)
     cells = json.loads(out.read_text())["sweep"]
     assert [cell["speed"] for cell in cells] == [0.5, 1.5] and cells[0]["load"] == pytest.approx(0.5, rel=0.02)
-    names = [label.text for label in ElementTree.fromstring(plot.read_text()).iter("{http://www.w3.org/2000/svg}text")]
-    assert names.count("fairlead") == names.count("random") == 3  # one panel each for mean, p99 and goodput
 
 
 @pytest.mark.parametrize(
@@ -148,8 +136,6 @@ def test_a_sweep_writes_ratios_and_targets_and_draws_every_policy(tmp_path: Path
         ("", ["--redis-away", "0.5:0.2"], "--redis-away 0.5:0.2: the shares must rise"),
         ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must be finite and not below 0"),
         ("", ["--step-seconds", "0.07"], "--step-seconds 0.07: must be below --chunk-tokens / --prefill-rate, the 0.064 s"),
-        ("", ["--fail", "3"], "--fail 3: give POD@SECONDS"),
-        ("", ["--fail", "16@3"], "--fail: there is no pod 16, they are 0 to 15"),
     ],
 )
 def test_an_invalid_trace_is_named(

@@ -1,4 +1,4 @@
-"""The replay: the router's queue, failures, service classes and goodput."""
+"""The replay: the router's queue, service classes and goodput."""
 
 import math
 import random
@@ -8,11 +8,9 @@ from unittest.mock import patch
 import pytest
 
 from fairlead.simulate.catalog import load
-from fairlead.simulate.failures import draw_failures, parse_failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.ours import Fairlead
 from fairlead.simulate.pods import Pod, PodModel
-from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import Objective, ServiceClass, assign_classes
@@ -46,25 +44,6 @@ def test_a_router_sends_a_pod_a_second_of_prompts_or_four_and_queues_the_others(
     fleet.record_first_token(sent[0])
     router.admit_waiting(0.0)
     assert len(router.queue) == 91 and sent[-1].position == 90, "the first of the urgent class"
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_requests_of_a_failed_pod_go_to_another_one_and_its_streams_are_lost(policy: str) -> None:
-    requests = arrivals(60, 4.0, output=500)
-    whole = replay(policy, requests, Scenario(3, MODEL))
-    failed = replay(policy, requests, Scenario(3, MODEL, failures=[parse_failure("1@6.0"), parse_failure("2@6.5+2")]))
-    lost = [position for position, itl in enumerate(failed.itl) if math.isnan(itl)]
-    assert not math.isnan(max(whole.itl)) and 0 < len(lost) < 40
-    assert all(failed.ttft[position] + requests[position].at <= 6.5 for position in lost), "they had begun"
-    assert sum(failed.computed) >= sum(whole.computed) and failed.figures()["lost"] == len(lost)
-    all_away = replay(policy, requests, Scenario(1, MODEL, failures=[parse_failure("0@1+30")]))
-    assert max(all_away.ttft) > 29 and not any(map(math.isnan, all_away.ttft)), "routers hold requests while no pod serves"
-
-
-def test_random_failures_have_the_mean_time_between_them() -> None:
-    failures = draw_failures(10, 10_000.0, 100.0, seed=1)
-    assert failures == draw_failures(10, 10_000.0, 100.0, seed=1) != draw_failures(10, 10_000.0, 100.0, seed=2)
-    assert len(failures) == pytest.approx(1000, rel=0.1)
 
 
 def test_bounds_grow_with_the_tokens_that_no_cache_has() -> None:

@@ -33,7 +33,7 @@ class Zero:
         self.listed.write_text("")
         port, self._worker_port = free_port(), free_port()
         flags = ["--host", "127.0.0.1", "--port", str(port), "--workers", f"file://{self.listed}", "--policy", "LeastLoad"]
-        flags += ["--poll-interval", "0.1", "--hold-timeout", "60", "--hold-keepalive", "0.2", "--ready-without-workers"]
+        flags += ["--poll-interval", "0.1", "--hold-timeout", "60", "--ready-without-workers"]
         self.router = Process("router", [sys.executable, "-m", "fairlead_router.main", *flags], folder / "router.log")
         command = [sys.executable, "-m", "tests.system.worker_process", "--port", str(self._worker_port), "--pod-name", "pod-0"]
         self.worker = Process("pod-0", command, folder / "pod-0.log")

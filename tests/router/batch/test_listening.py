@@ -1,4 +1,4 @@
-"""The batch server's process: it listens on both families, as pods of clusters with IPv6 alone need it, and logs JSON."""
+"""The batch server's process: it listens on both families, as pods of clusters with IPv6 alone need it, logs JSON, and no request."""
 
 import json
 import socket
@@ -27,7 +27,11 @@ def test_it_listens_on_ipv4_and_ipv6(tmp_path: Path) -> None:
         server.start()
         until(lambda: connects("127.0.0.1", port), "the batch server listens")
         assert connects("::1", port)
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(f"GET /v1/files?after=hidden{'x' * 9000} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert b" 431 " in connection.recv(4096)
         lines = (tmp_path / "log").read_text().splitlines()
         assert lines and all(json.loads(line)["message"] for line in lines), "--log-format json"
+        assert "LineTooLong" in lines[-1] and not any("hidden" in line or "Traceback" in line for line in lines)
     finally:
         server.kill()

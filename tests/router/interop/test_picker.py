@@ -283,14 +283,14 @@ async def test_an_announced_length_over_the_limit_is_refused_before_the_body(fle
 
 async def test_no_worker_is_503_and_a_queue_timeout_is_429(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"backlog_tokens": 90_000, "prefill_rate": 1000.0})
-    async with picking(fleet, worker, picker_max_wait=80) as (router, asking):
+    async with picking(fleet, worker) as (router, asking):
         loaded = router.table.get(worker.address)
         assert loaded is not None
         await eventually(lambda: loaded.load.backlog_tokens > 0, "its load was read")
         exchange = asking.exchange()
         await exchange.request(PATH, prompt())
         status, body, headers = await exchange.refused()
-        assert status == 429 and json.loads(body)["error"]["code"] == "overloaded" and 9 <= int(headers["retry-after"]) <= 12
+        assert status == 429 and json.loads(body)["error"]["code"] == "overloaded" and 29 <= int(headers["retry-after"]) <= 32
         worker.ready = False
         await router.usable(0)
         exchange = asking.exchange()

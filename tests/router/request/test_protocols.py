@@ -62,8 +62,9 @@ async def test_count_tokens_is_answered_by_a_worker(fleet: Fleet) -> None:
 
 
 @both
-async def test_a_held_stream_gets_keepalives_and_an_error_in_its_own_form(fleet: Fleet, path: str) -> None:
-    router = await fleet.router(ready=0, workers=fleet.list_in_file(), hold_keepalive=0.05, hold_timeout=0.4)
+async def test_a_held_stream_gets_keepalives_and_an_error_in_its_own_form(fleet: Fleet, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.KEEP_ALIVE_SECONDS", 0.05)
+    router = await fleet.router(ready=0, workers=fleet.list_in_file(), hold_timeout=0.4)
     answer = await router.client.post(path, json=BODIES[path] | {"stream": True})
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
     *signs, (name, error) = events(answer.text)

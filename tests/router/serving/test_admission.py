@@ -191,8 +191,9 @@ async def empty(fleet: Fleet, **settings: Any) -> RunningRouter:
     return await fleet.router(ready=0, workers=fleet.list_in_file(), **settings)
 
 
-async def test_a_held_stream_gets_keepalives_and_then_its_answer(fleet: Fleet) -> None:
-    router = await empty(fleet, hold_keepalive=0.05)
+async def test_a_held_stream_gets_keepalives_and_then_its_answer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.KEEP_ALIVE_SECONDS", 0.05)
+    router = await empty(fleet)
     whole = asyncio.create_task(router.complete("whole"))
     text = b""
     async with router.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
@@ -232,14 +233,18 @@ async def test_requests_that_no_current_worker_can_serve_do_not_block_others(fle
 
 async def test_waiting_for_a_worker_does_not_delay_keepalives(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
-    router = await empty(fleet, hold_keepalive=0.4, hold_timeout=2)
+    monkeypatch.setattr("fairlead_router.serving.admission.KEEP_ALIVE_SECONDS", 0.4)
+    router = await empty(fleet, hold_timeout=2)
     answer = await router.complete("x", stream=True)
     assert answer.status_code == 200 and events(answer.text)[:2] == [": held"] * 2
 
 
 @pytest.mark.parametrize("ending", ["error", "timeout", "drain", "death"])
-async def test_a_failure_after_keepalives_ends_the_stream_with_an_error_event(fleet: Fleet, ending: str) -> None:
-    router = await empty(fleet, hold_keepalive=0.05, hold_timeout=1 if ending == "timeout" else 20)
+async def test_a_failure_after_keepalives_ends_the_stream_with_an_error_event(
+    fleet: Fleet, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.KEEP_ALIVE_SECONDS", 0.05)
+    router = await empty(fleet, hold_timeout=1 if ending == "timeout" else 20)
 
     async def fails(exchange: Exchange) -> None:
         if ending == "death":
@@ -261,8 +266,9 @@ async def test_a_failure_after_keepalives_ends_the_stream_with_an_error_event(fl
     assert router.server.router.handler.body_budget.total == 0
 
 
-async def test_held_requests_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
-    router = await empty(fleet, max_queue_requests=2, max_queue_bytes=4000)
+async def test_held_requests_are_bounded_in_number_and_bytes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.MAX_QUEUE_BYTES", 4000)
+    router = await empty(fleet, max_queue_requests=2)
     held = [asyncio.create_task(router.complete("x")) for _ in range(2)]
     await eventually(lambda: len(router.server.router.admission._queue) == 2, "two are held")
     refused = await router.complete("x")

@@ -128,8 +128,9 @@ async def test_a_full_queue_drops_best_effort_first(fleet: Fleet) -> None:
     assert sorted(one.status_code for one in answers) == [200, 200, 503]
 
 
-async def test_best_effort_is_not_dropped_for_a_request_that_does_not_fit_anyway(fleet: Fleet) -> None:
-    router = await fleet.router(ready=0, workers=fleet.list_in_file(), max_queue_bytes=2000)
+async def test_best_effort_is_not_dropped_for_a_request_that_does_not_fit_anyway(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.MAX_QUEUE_BYTES", 2000)
+    router = await fleet.router(ready=0, workers=fleet.list_in_file())
     held = [asyncio.create_task(router.complete("x" * 1500)), batch(router)]
     await eventually(lambda: router.server.router.admission.queued()[0] == 2, "both wait")
     assert (await router.complete("x" * 1000)).status_code == 503

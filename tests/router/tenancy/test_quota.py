@@ -16,7 +16,7 @@ from fairlead_common.memory import LARGE
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.price import MICROSECONDS_A_TOKEN, PIECE, price_of_cpu
+from fairlead_router.request.price import LEFT_PRICE, MICROSECONDS_A_TOKEN, PIECE, price_of_cpu
 from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
@@ -104,6 +104,27 @@ async def test_uncomputed_requests_pay_for_their_reading_and_truncated_ones_are_
             if got.count(b"word") == 100:
                 break
     await eventually(lambda: 800 < level(router) <= 901, "the events that came were charged")
+
+
+@pytest.mark.parametrize("runtime", ["", "vllm"])
+async def test_a_client_that_leaves_before_its_answer_pays_for_its_reading(fleet: Fleet, tmp_path: Path, runtime: str) -> None:
+    """A worker reports what it computed with the tenant's next answer. An agent does not, so there the expected tokens stay charged."""
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+    assert (await ask(router, ANNA, max_tokens=1)).status_code == 200
+    for one in router.table:
+        one.runtime = runtime
+    worker.behaviour = Exchange.until_client_gone
+    before, sent = level(router), len(worker.received)
+    asked = asyncio.create_task(ask(router, ANNA, "word " * 100, max_tokens=600))
+    await eventually(lambda: len(worker.received) > sent, "the worker has it")
+    expected = before - level(router)
+    asked.cancel()
+    await eventually(lambda: not router.server._running_tasks(), "it has ended")
+    paid = before - level(router) - LEFT_PRICE
+    if runtime:
+        assert paid == pytest.approx(expected, abs=50)
+    else:
+        assert 100 / 4 < paid < expected / 4
 
 
 RICH = {"anna": {"tokensPerMinute": 60, "burstTokens": 200_000}, "boris": {}}

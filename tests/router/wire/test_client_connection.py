@@ -190,6 +190,7 @@ GARBAGE = {
     "a negative length": HEAD + b"content-length: -1\r\n\r\n",
     "a signed length": HEAD + b"content-length: +3\r\n\r\nabc",
     "a space before the colon": HEAD + b"content-length : 3\r\n\r\nabc",
+    "another first coding": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     "another last coding": HEAD + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
     "two codings": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
     "nearly chunked": HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",

@@ -6,16 +6,16 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, send_headers_forever, send_raw
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, send_raw
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
 
 
 async def test_headers_are_limited_in_number_and_bytes(fleet: Fleet) -> None:
-    router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
-    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
-    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    router = await fleet.router(await fleet.worker())
+    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(128)) + b"\r\n") == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 70_000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
 
 
@@ -55,17 +55,6 @@ async def test_trailers_and_chunk_extensions_count_as_headers(fleet: Fleet, sent
     router = await fleet.router(await fleet.worker())
     assert await send_raw(router.port, sent) == (431, "headers_too_large")
     assert router.server.router.handler.body_budget.total == 0
-
-
-async def test_an_unknown_transfer_coding_is_refused(fleet: Fleet) -> None:
-    router = await fleet.router(await fleet.worker())
-    assert await send_raw(router.port, UNKNOWN_CODING) == (400, "bad_request")
-
-
-async def test_sending_a_byte_now_and_then_does_not_extend_the_timeout(fleet: Fleet) -> None:
-    """The time is counted from the request's first byte."""
-    router = await fleet.router(await fleet.worker(), header_timeout=0.5)
-    assert b" 408 " in await send_headers_forever(router.port)
 
 
 async def test_a_long_answer_does_not_count_as_a_slow_request(fleet: Fleet) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import re
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
-from tests.router.test_process import refused, until_ready
+from tests.router.test_process import refused, router_process, until_ready
 
 from fairlead_common.http.connection_limiter import SPARE
 from fairlead_router.wire.tls_listener import HANDSHAKE_SECONDS
@@ -92,30 +91,9 @@ def authority(tmp_path: Path) -> Authority:
 @asynccontextmanager
 async def tls_router(authority: Authority, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, list[str]]]:
     """Yield the process of a router with TLS, its port, and the lines it has written."""
-    given = ["--ssl-certfile", authority.certfile, "--ssl-keyfile", authority.keyfile, *flags]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", "0", *given), stdout=asyncio.subprocess.PIPE
-    )
-    lines: list[str] = []
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(30):
-            while "running on https://" not in (lines[-1] if lines else ""):
-                line = await process.stdout.readline()
-                assert line, lines
-                lines.append(line.decode())
-        reader = asyncio.create_task(_collect(process.stdout, lines))
-        yield process, int(lines[-1].rsplit(":", 1)[1]), lines
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    await reader
-
-
-async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
-    async for line in stream:
-        lines.append(line.decode())
+    async with router_process("--ssl-certfile", authority.certfile, "--ssl-keyfile", authority.keyfile, *flags) as (process, url, lines):
+        assert url.startswith("https://")
+        yield process, int(url.rsplit(":", 1)[1]), lines
 
 
 def trust(authority: Authority) -> ssl.SSLContext:

@@ -14,6 +14,7 @@ from fairlead_worker.api.engine.generation import LEAST_WAITING_TOKENS, MAX_UNRE
 from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.generation.run import MAX_ENTRIES, OUTPUT_ENTRIES, GenerationRun
 from fairlead_worker.api.http import LARGE_BODY, RequestContext, to_api_error
+from fairlead_worker.api.request_cpu import RequestCpu, UnreportedCpu
 from fairlead_worker.ipc.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
 
 ONE = Submit("", bytes([1, 0, 0, 0]), Sampling(max_tokens=1_000_000), 0)
@@ -82,6 +83,32 @@ async def test_a_list_of_short_prompts_enters_in_parts() -> None:
         assert len(engine.heard) == some + 1 and client.unsent == some - 1
 
 
+async def test_what_was_computed_for_aborted_sequences_is_reported() -> None:
+    engine, told = Engine(), list[int]()
+    client = EngineClient(engine)
+    client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    async with Generation(client, [ONE, ONE], report=lambda output: told.append(output.computed_tokens)):
+        first, second = (message.id for message in engine.heard if isinstance(message, Submit))
+        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0, "stop"),)))
+    client._handle(Step(outputs=(Output(second, b"\1\0\0\0", 0),)))
+    assert not told, "it has not ended in the engine"
+    client._handle(Step(outputs=(Output(second, b"", 0, "abort", computed_tokens=5),)))
+    assert told == [5] and not client._receivers
+
+
+async def test_masks_of_a_grammar_are_counted() -> None:
+    class Arrived:
+        async def outputs(self) -> Any:
+            yield [(0, Output("r0", b"\1\0\0\0", 0, mask_seconds=1.0))]
+
+    cpu = RequestCpu("anna", UnreportedCpu())
+    choice = SimpleNamespace(finish_reason=None, output_tokens=100, process=lambda output: OutputDelta())
+    worker = SimpleNamespace(metrics=MetricsOfNobody(), engine=SimpleNamespace(state=SimpleNamespace(stall_seconds=0.0)))
+    run = GenerationRun(cast(Any, worker), cast(Any, SimpleNamespace(choices=[choice])), NO_SPAN, cpu)
+    assert [deltas async for deltas in run.deltas(cast(Any, Arrived()))]
+    assert [value for _, value in cpu.report()] == [b"980"], "0.2 ms for each token are usual"
+
+
 async def test_other_requests_get_their_turn_among_the_outputs_of_many_choices() -> None:
     """An engine may make tokens faster than this process reads them."""
     some = MAX_ENTRIES // OUTPUT_ENTRIES + 1
@@ -99,7 +126,7 @@ async def test_other_requests_get_their_turn_among_the_outputs_of_many_choices()
 
     choice = SimpleNamespace(finish_reason=None, process=lambda output: OutputDelta())
     worker = SimpleNamespace(metrics=MetricsOfNobody(), engine=SimpleNamespace(state=SimpleNamespace(stall_seconds=0.0)))
-    run = GenerationRun(cast(Any, worker), cast(Any, SimpleNamespace(choices=[choice])), NO_SPAN)
+    run = GenerationRun(cast(Any, worker), cast(Any, SimpleNamespace(choices=[choice])), NO_SPAN, RequestCpu("", None))
     task = asyncio.create_task(other())
     parts = [len(deltas) async for deltas in run.deltas(cast(Any, Arrived()))]
     task.cancel()

@@ -1,6 +1,8 @@
 """CPU time before the engine: what is counted, who reports it, and what remains of requests without an answer."""
 
 import asyncio
+import json
+import socket
 import time
 from pathlib import Path
 
@@ -8,8 +10,18 @@ import httpx
 import pytest
 from tests.worker.api.process import WorkerProcess, until
 
+from fairlead_router.request.price import MICROSECONDS_A_TOKEN
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.request_cpu import COUNTED_BYTES, HEADER, MOST_TENANTS, MOST_UNREPORTED, RequestCpu, UnreportedCpu
+from fairlead_worker.api.request_cpu import (
+    COUNTED_BYTES,
+    HEADER,
+    MASK_SECONDS_A_TOKEN,
+    MOST_TENANTS,
+    MOST_UNREPORTED,
+    SECONDS_A_TOKEN,
+    RequestCpu,
+    UnreportedCpu,
+)
 
 ANNA = {"x-fairlead-tenant": "anna"}
 LARGE, CHUNKED = {b"content-length": b"%d" % COUNTED_BYTES}, {b"transfer-encoding": b"chunked"}
@@ -88,6 +100,37 @@ def test_seconds_without_an_answer_are_in_the_tenants_next_one() -> None:
     assert len(unreported._seconds) == MOST_TENANTS
 
 
+def test_tokens_of_the_usage_pay_for_tokenizing_them_and_for_usual_masks() -> None:
+    unreported = UnreportedCpu()
+    ordinary, truncated, refused, left = (RequestCpu("anna", unreported) for _ in range(4))
+    for cpu in (ordinary, truncated, refused, left):
+        cpu.add_covered(2000 * SECONDS_A_TOKEN)
+    ordinary.tokens, truncated.tokens = 2000, 10
+    ordinary.add_masks(50 * MASK_SECONDS_A_TOKEN, 50)
+    assert not ordinary.report()
+    assert reported(truncated) == reported(refused) == 8
+    left.close()
+    left.add_computed(3000)
+    ordinary.add_masks(1, 500)
+    assert unreported.take("anna") == pytest.approx(0.008 + 0.012 + 0.9)
+
+
+def test_a_block_is_measured_once() -> None:
+    cpu = RequestCpu("anna", UnreportedCpu())
+
+    def load() -> None:
+        with cpu.measure():
+            compute(0.02)
+
+    cpu.run_step(load)
+    load()
+    assert 40 <= reported(cpu) < 60
+
+
+def test_the_prices_of_worker_and_router_are_equal() -> None:
+    assert 1e6 * SECONDS_A_TOKEN == MICROSECONDS_A_TOKEN
+
+
 def cpu_milliseconds(process: WorkerProcess) -> float:
     """Return the CPU time of the API process, without its children."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{process.process.pid}/task").glob("*/schedstat")) / 1e6
@@ -103,6 +146,42 @@ def test_a_worker_reports_its_reading_of_a_large_body(shared: WorkerProcess, is_
         total += int(answer.headers["x-fairlead-cpu-ms"])
     used = cpu_milliseconds(shared) - began
     assert 0.4 * used < total <= used, "receiving it, its memory and the answer are the rest"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_worker_reports_its_tokenizing_of_a_prompt_that_is_cut(shared: WorkerProcess, many: bool) -> None:
+    """A text with special tokens is tokenized in parts, on one core too."""
+    text = "".join(f"word {number} and " for number in range(10_000))
+    text = "<|im_start|>".join(text[at : at + 2000] for at in range(0, len(text), 2000)) if many else text
+    began, total = cpu_milliseconds(shared), 0
+    for turn in range(5):  # new ones, because the worker keeps the tokens of parts
+        body = {"prompt": f"{turn}".join(text.split(" ")), "max_tokens": 1, "truncate_prompt_tokens": 4}
+        answer = shared.client.post("/v1/completions", json=body, headers=ANNA)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == 4
+        total += int(answer.headers["x-fairlead-cpu-ms"])
+    used = cpu_milliseconds(shared) - began
+    assert 0.6 * used < total <= used
+
+
+def test_log_probabilities_of_many_tokens_are_reported(shared: WorkerProcess) -> None:
+    body = {"prompt": [7] * 1000, "max_tokens": 1, "prompt_logprobs": 20}
+    answer = shared.client.post("/v1/completions", json=body, headers=ANNA)
+    assert answer.status_code == 200, answer.text
+    assert int(answer.headers["x-fairlead-cpu-ms"]) > 1000 * 20 * 1e-3, "more than 1 µs for each entry"
+
+
+def test_what_was_computed_for_a_client_that_left_is_in_the_tenants_next_answer(shared: WorkerProcess) -> None:
+    body = json.dumps({"prompt": [[7] * 1500, [8] * 1500], "max_tokens": 2500, "ignore_eos": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-fairlead-tenant: anna\r\ncontent-length: {len(body)}\r\n\r\n"
+    before = shared.load()["output_tokens"]
+    with socket.create_connection(("127.0.0.1", shared.port)) as connection:
+        connection.sendall((head + body).encode())
+        until(lambda: shared.load()["output_tokens"] > before + 2000, "it generates")
+    until(lambda: shared.load()["running"] == 0, "it is aborted")
+    computed = shared.load()["output_tokens"] - before + 2 * 1500
+    answer = shared.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=ANNA)
+    assert int(answer.headers["x-fairlead-cpu-ms"]) == pytest.approx(1e3 * SECONDS_A_TOKEN * computed, rel=0.2)
 
 
 def test_a_grammar_of_a_client_that_left_is_in_the_tenants_next_answer(shared: WorkerProcess) -> None:

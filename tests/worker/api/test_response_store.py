@@ -10,11 +10,14 @@ from tests.servers.redis_server import RedisServer
 from fairlead_common.response_keys import ResponseKeys, derive_keys, new_id
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
+from fairlead_worker.api import response_store
 from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.request_cpu import RequestCpu, UnreportedCpu
 from fairlead_worker.api.response_store import ResponseStore, StoredResponse
 from fairlead_worker.config.limits import Limits
 
 SECRET = b"a secret that only routers have."
+FREE = RequestCpu("", None)
 Stores = Callable[..., ResponseStore]
 
 
@@ -42,7 +45,7 @@ async def save(store: ResponseStore, keys: ResponseKeys, size: int = 0) -> bool:
 
 async def is_stored(store: ResponseStore, keys: ResponseKeys) -> bool:
     try:
-        return bool(await store.load(keys.first_id, keys))
+        return bool(await store.load(keys.first_id, keys, FREE))
     except ApiError as error:
         assert error.status == 404
         return False
@@ -62,8 +65,12 @@ async def test_no_tenant_makes_room_by_the_responses_of_another(stores: Stores) 
     assert [await is_stored(store, keys) for keys in boris] == [False] * 16 + [True] * 4
 
 
-async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_room(stores: Stores, own_redis: RedisServer) -> None:
-    store, client = stores(stored_tenant_bytes=30_000, stored_service_bytes=100_000), own_redis.client()
+async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_room(
+    stores: Stores, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("MAX_TENANT_BYTES", 30_000), ("MAX_SERVICE_BYTES", 100_000)):
+        monkeypatch.setattr(response_store, name, size)
+    store, client = stores(), own_redis.client()
     stored: dict[str, list[ResponseKeys]] = {}
     for turn in range(64):
         tenant = f"tenant-{turn // 8}"
@@ -84,12 +91,27 @@ async def test_bytes_of_a_tenant_and_of_all_are_bounded_and_a_new_tenant_finds_r
         assert [await is_stored(store, keys) for keys in stored[tenant]] == before[tenant], "untouched"
 
 
+async def test_a_large_response_is_not_stored(stores: Stores) -> None:
+    store, keys = stores(), keys_of("anna")
+    assert not await save(store, keys, response_store.MAX_RESPONSE_BYTES)
+    assert not await is_stored(store, keys)
+
+
+async def test_loading_costs_its_cpu_time(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "MAX_RESPONSE_BYTES", 8 << 20)
+    store, keys, cpu = stores(), keys_of("anna"), RequestCpu("anna", UnreportedCpu())
+    assert await store.save(keys, StoredResponse({"id": keys.first_id}, [{"role": "user", "content": ""}] * 50_000))
+    await store.load(keys.first_id, keys, cpu)
+    ((_, milliseconds),) = cpu.report()
+    assert int(milliseconds) > 0
+
+
 async def test_deleted_and_expired_responses_leave_the_accounts(stores: Stores, own_redis: RedisServer) -> None:
     store, client = stores(), own_redis.client()
     old = [keys_of("anna") for _ in range(3)]
     for keys in old:
         assert await save(store, keys)
-    await store.delete(old[0].first_id, old[0])
+    await store.delete(old[0].first_id, old[0], FREE)
     assert len(client.keys("*answers:r*")) == client.zcard(key_of(own_redis, "all")) == 2
     for ring in client.keys("*answers:all") + client.keys("*answers:t*"):
         for member in client.zrange(ring, 0, -1):
@@ -98,14 +120,14 @@ async def test_deleted_and_expired_responses_leave_the_accounts(stores: Stores, 
     assert await save(store, latest)
     assert [await is_stored(store, keys) for keys in (*old, latest)] == [False] * 3 + [True]
     assert len(client.keys("*answers:r*")) == 1 and len(client.hgetall(key_of(own_redis, "bytes"))) == 2
-    await store.delete(latest.first_id, latest)
+    await store.delete(latest.first_id, latest, FREE)
     assert client.hgetall(key_of(own_redis, "bytes")) == {b"": b"0"} and not client.keys("*answers:t*")
 
 
 async def test_a_request_that_is_repeated_at_another_worker_is_stored_once(stores: Stores, own_redis: RedisServer) -> None:
     one, other, keys = stores(), stores(), keys_of("anna")
     assert await save(one, keys, 10) and await save(other, keys, 2000)
-    assert len((await one.load(keys.first_id, keys)).input[0]) == 2000
+    assert len((await one.load(keys.first_id, keys, FREE)).input[0]) == 2000
     assert own_redis.client().zcard(key_of(own_redis, "all")) == 1
 
 
@@ -141,7 +163,7 @@ async def test_a_record_that_was_forged_changed_or_moved_is_not_found(stores: St
     client.delete(first)
     client.set(first, "of another type")
     with pytest.raises(ApiError) as refused:
-        await store.load(anna.first_id, anna)
+        await store.load(anna.first_id, anna, FREE)
     assert refused.value.status == 503
     for ring in client.keys("*answers:all") + client.keys("*answers:t*"):
         client.zadd(ring, {"forged": 1})
@@ -161,7 +183,7 @@ async def test_after_a_failure_no_request_waits_for_redis_until_the_backoff_is_o
             os.kill(server.pid, signal.SIGCONT)
         assert not await save(store, more), "Redis answers again, but is not asked yet"
         with pytest.raises(ApiError, match="Redis does not answer") as refused:
-            await store.load(keys.first_id, keys)
+            await store.load(keys.first_id, keys, FREE)
         assert refused.value.status == 503
         now[0] = 10.0
         assert await is_stored(store, keys)
@@ -176,7 +198,7 @@ async def test_at_maxmemory_nothing_is_stored_and_stored_responses_are_read_and_
     own_redis.command("CONFIG", "SET", "maxmemory", "1")
     assert not await save(store, second)
     assert await is_stored(store, first)
-    await store.delete(first.first_id, first)
+    await store.delete(first.first_id, first, FREE)
     assert not await is_stored(store, first)
     own_redis.command("CONFIG", "SET", "maxmemory", "0")
     assert await save(store, second)

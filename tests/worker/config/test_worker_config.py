@@ -18,10 +18,10 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
     monkeypatch.setenv("FAIRLEAD_PORT", "1111")
     monkeypatch.setenv("FAIRLEAD_PAGE_SIZE", "32")
     monkeypatch.setenv("FAIRLEAD_KV_PAGES", "")
-    monkeypatch.setenv("FAIRLEAD_LIMITS", "max_headers=9")
+    monkeypatch.setenv("FAIRLEAD_LIMITS", "stored_responses=9")
     config = _config("--port", "1", "--port", "2", "--limits", "max_connections=7")
     assert (config.port, config.page_size, config.kv_pages, config.block_tokens) == (2, 32, 0, 64)
-    assert (config.limits.max_connections, config.limits.max_headers) == (7, 128), "the flag replaces the whole variable"
+    assert (config.limits.max_connections, config.limits.stored_responses) == (7, 256), "the flag replaces the whole variable"
 
 
 def test_an_empty_flag_is_empty_and_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +42,9 @@ def test_limits_are_json_or_a_list_in_a_flag_or_a_variable(monkeypatch: pytest.M
         "max_body_bytes": 5,
         "body_timeout": 0.5,
     }
-    monkeypatch.setenv("FAIRLEAD_LIMITS", "dedupe_tokens=0, load_timeout=1.5")
+    monkeypatch.setenv("FAIRLEAD_LIMITS", "stored_responses=0, load_timeout=1.5")
     limits = _config().limits
-    assert (limits.dedupe_tokens, limits.load_timeout, limits.max_headers) == (0, 1.5, 128)
+    assert (limits.stored_responses, limits.load_timeout, limits.max_connections) == (0, 1.5, 10_000)
 
 
 def test_speculative_config_has_the_keys_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ def test_every_address_is_listened_on() -> None:
         (("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 65}'), "num_speculative_tokens=65: "),
         (("--speculative-config", '{"methods": "ngram"}'), "unknown key 'methods' (did you mean 'method'?); the keys are method, model,"),
         (("--limits", "max_body_byte=1"), "--limits: unknown key 'max_body_byte' (did you mean 'max_body_bytes'?); the keys are max_conn"),
-        (("--limits", "max_headers=1"), "--limits max_headers='1': Input should be greater than or equal to 8"),
-        (("--limits", "max_headers"), "--limits 'max_headers': 'max_headers' is not KEY=VALUE"),
-        (("--limits", '{"max_headers": '), "--limits '{\"max_headers\": ': is no JSON object"),
+        (("--limits", "max_connections=0"), "--limits max_connections='0': Input should be greater than or equal to 1"),
+        (("--limits", "max_connections"), "--limits 'max_connections': 'max_connections' is not KEY=VALUE"),
+        (("--limits", '{"max_connections": '), "--limits '{\"max_connections\": ': is no JSON object"),
         (("--lora-modules", "sql"), "'sql' is not NAME=URI"),
         (("--redis-url", "redis://r"), "--redis-url is not a flag; set the environment variable FAIRLEAD_REDIS_URL"),
         (("--max-body-bytes", "1"), "--max-body-bytes is not a flag; give --limits max_body_bytes=VALUE"),
@@ -163,9 +163,9 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLEAD_REDIS_URL", "redis://user:hunter2@host:1/0")
     monkeypatch.setenv("FAIRLEAD_INDEX_NAMESPACE", "a/b")
     monkeypatch.setenv("FAIRLEAD_NODES_SECRET", "hunter2-hunter2-hunter2")
-    config = _config("--tensor-parallel-size=2", "--nnodes=2", "--master-addr=host", "--limits", "max_headers=9")
+    config = _config("--tensor-parallel-size=2", "--nnodes=2", "--master-addr=host", "--limits", "stored_responses=9")
     assert "hunter2" not in config.describe()
-    assert "FAIRLEAD_REDIS_URL=redis://user:***@host:1/0" in config.describe() and "--limits=max_headers=9" in config.describe()
+    assert "FAIRLEAD_REDIS_URL=redis://user:***@host:1/0" in config.describe() and "--limits=stored_responses=9" in config.describe()
     assert redact_url("redis://host/0") == "redis://host/0"
 
 

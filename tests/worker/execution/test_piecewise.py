@@ -99,8 +99,8 @@ def test_numbers_of_padding_are_finite_whatever_was_there(loaded: LoadedModel) -
         output.fill_(float("nan"))
     step = packed([(0, 5)], [[0, 1]], PAGE, torch.device("cpu"))
     assert runner.pieces.run(step) is not None
-    states = runner.pieces._replays[8]()[0]
-    assert states.shape[1] == 8 and bool(states.isfinite().all())
+    states = runner.pieces._replays[8]()
+    assert len(states) == 8 and bool(states.isfinite().all())
 
 
 @torch.inference_mode()
@@ -182,15 +182,15 @@ def test_steps_with_adapters_have_no_pieces(loaded: LoadedModel) -> None:
 @torch.inference_mode()
 def test_what_cannot_be_recorded_runs_without(fault: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     runner = ModelRunner(loaded, filled_backend(loaded))
-    if fault.startswith("a head"):
-        runner.forward.can_score = False
-    else:
-        run_body = type(runner.forward).run_body  # type: ignore[attr-defined]  # of modules
-        monkeypatch.setattr(type(runner.forward), "run_body", lambda self, *args: (made := run_body(self, *args), made[0].max().item())[0])
     recorder, sizes = Replayed(), PieceSizes(8)
     runner.graphs = graphs_for(runner.forward, runner.backend, 1, 100, recorder)
     assert runner.graphs is not None
     runner.graphs.capture()
+    if fault.startswith("a head"):
+        runner.forward.can_score = False
+    else:
+        run_body = type(runner.forward).run_body  # type: ignore[attr-defined]  # of layers
+        monkeypatch.setattr(type(runner.forward), "run_body", lambda self, *args: (made := run_body(self, *args), made.max().item())[0])
     runner.pieces = record_pieces(runner.graphs, runner.forward, runner.backend, 100, sizes)
     assert runner.pieces is None and sizes.failure.startswith("steps with prompts cannot be recorded: ")
     assert "run without CUDA graphs" in caplog.text and runner.graphs.is_recorded

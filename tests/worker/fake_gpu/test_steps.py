@@ -4,17 +4,13 @@ import pytest
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.fake_gpu.device.gpu import FakeGpu
 from tests.worker.fake_gpu.runs import ALL, DRAWN, GREEDY, PAGE, PAGES, SAMPLINGS, load, serve
-from tests.worker.fake_gpu.waits import ROPE, unexpected
+from tests.worker.fake_gpu.waits import unexpected
 
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 
 REFERENCE = {"deepseek_v3", "gpt_oss"}
 """Families whose attention FlashInfer does not serve."""
-CHANGING = {"dynamic rope"}
-"""Families whose rope reads on the host how long the longest text is."""
-
-
 SAME = {"tied qwen2", "linear rope", "llama3 rope"}
 """Families with the operations of others: only numbers differ."""
 
@@ -26,8 +22,8 @@ def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
     assert runner.backend.name == ("reference" if family in REFERENCE else "flashinfer")
     gpu.record.clear()
     serve(runner, GREEDY, DRAWN)
-    assert unexpected(gpu.record, ROPE) == []
-    graphed = family not in REFERENCE | CHANGING
+    assert unexpected(gpu.record) == []
+    graphed = family not in REFERENCE
     assert (runner.graphs is not None and runner.graphs.is_recorded) == graphed
     assert (gpu.record.launches < len(gpu.record.kernels)) == graphed, "a graph is one launch"
 

@@ -18,14 +18,6 @@ SCORE = {
     ("copy to the host", "execution/scoring.py:_score_block"): "prompt log-probabilities go to the client",
     ("copy to the host", "execution/pooling.py:pool"): "one copy of all embeddings",
 }
-ROPE = {
-    ("aten._local_scalar_dense reads a value", "transformers/modeling_rope_utils.py:dynamic_frequency_update"): (
-        "the rope depends on the longest text; such models have no graphs"
-    ),
-    ("copy of pageable memory to the device", "transformers/modeling_rope_utils.py:_compute_dynamic_ntk_parameters"): (
-        "a text outgrows the original length: the limit on the length rules it out, and on the fake GPU every condition holds"
-    ),
-}
 
 
 def unexpected(record: Record, *further: dict[tuple[str, str], str]) -> list[Wait]:

@@ -77,6 +77,7 @@ class Answer:
     error: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     outputs: int = 0
+    mask_seconds: float = 0.0
 
     def take(self, output: Output) -> None:
         assert self.finish is None, "nothing comes after the end"
@@ -84,6 +85,7 @@ class Answer:
         self.finish, self.stop_token, self.error = output.finish, output.stop_token, output.error
         self.logprobs += output.logprobs
         self.outputs += 1
+        self.mask_seconds += output.mask_seconds
 
 
 class Serving:

@@ -1,6 +1,7 @@
 """Grammars together with every other feature of a step: the tokens do not depend on the rest of the batch or on the execution mode."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -245,6 +246,27 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     assert stood_in == [True, True]
 
 
+class Costly(Compiler):
+    """A compiler each of whose masks takes some CPU time."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.__dict__ = compiler.__dict__
+
+    def fill(self, matcher: Matcher, mask: np.ndarray) -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.005:
+            pass
+        super().fill(matcher, mask)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_last_output_tells_the_cpu_time_of_the_masks(model: Model, overlap: bool) -> None:
+    serving = Serving(model, grammars=Grammars(Costly(model.compiler)), overlap=overlap)
+    grammar, plain = serving.serve([Ask(model.grammar("choice", ["left", "right"])), Ask("", max_tokens=3)])
+    assert 0.005 * len(grammar.tokens) <= grammar.mask_seconds < 0.015 * (len(grammar.tokens) + 2)
+    assert plain.mask_seconds == 0
+
+
 def test_with_recurrent_states_a_step_waits_for_its_masks(model: Model) -> None:
     """No token is computed twice: the state has it already. The gate opens only once the step waits."""
     choice = model.grammar("choice", ["left", "right"])
@@ -270,7 +292,7 @@ def test_a_mask_that_never_comes_ends_its_request(model: Model, waits: bool) -> 
     serving = Serving(model, grammars=Grammars(slow, timeout=0.05, waits=waits))
     (answer,) = serving.serve([Ask(model.grammar("choice", ["left", "right"]))])
     slow.gate.release(100)
-    assert answer.finish == "error"
+    assert answer.finish == "error" and answer.mask_seconds >= 0.05
     assert "--limits grammar_timeout" in answer.error
 
 

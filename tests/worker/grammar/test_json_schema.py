@@ -75,6 +75,13 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"kind":"cat","colour":"black"}', '{"kind":"dog"}'],
         ["{}", '{"kind":"cat"}', '{"colour":"red"}', '{"kind":"dog","colour":"red"}'],
     ),
+    "discriminator by mapping": (
+        {"$defs": {name: OBJECT | {"properties": {"kind": STRING}} for name in ("Cat", "Dog")}}
+        | {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
+        | {"discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "kitten": "#/$defs/Cat", "dog": "Dog"}}},
+        ['{"kind":"cat"}', '{"kind":"kitten"}', '{"kind":"dog"}'],
+        ["{}", '{"kind":"cow"}'],
+    ),
     "oneOf of types": ({"oneOf": [STRING, {"type": ["null", "integer"]}]}, ['"a"', "1", "null"], ["true", "1.5"]),
     "oneOf of constants": ({"oneOf": [{"const": 1, "title": "one"}, {"enum": ["a", 2]}]}, ["1", "2", '"a"'], ["3"]),
     "oneOf of required constants": (
@@ -170,7 +177,14 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
     ),
     "data is not a schema": ({"const": {"oneOf": [1], "not": {}}}, ['{"oneOf":[1],"not":{}}'], ["{}"]),
 }
-DIFFER = ("nested discriminators", "discriminator with a default", "recursive discriminator", "multiples", "one multiple")
+DIFFER = (
+    "discriminator by mapping",
+    "nested discriminators",
+    "discriminator with a default",
+    "recursive discriminator",
+    "multiples",
+    "one multiple",
+)
 """There jsonschema does not read the discriminator, or divides in binary: 0.3 is no multiple of its 0.1."""
 
 
@@ -200,6 +214,16 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/b"}, "minItems": 1}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}}
         | {"type": "object", "properties": {"x/y": {"$ref": "#/$defs/a"}}, "required": ["x/y"]},
         "/$defs/b/allOf/0/$ref",
+        "without an end",
+    ),
+    "an object of itself": (
+        OBJECT | {"additionalProperties": {"$ref": "#"}, "minProperties": 1},
+        "/additionalProperties/$ref",
+        "without an end",
+    ),
+    "an object of its properties": (
+        OBJECT | {"properties": {"n": {"$ref": "#"}}, "additionalProperties": False, "minProperties": 1},
+        "/properties/n/$ref",
         "without an end",
     ),
     "uniqueItems": (

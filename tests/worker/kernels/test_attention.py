@@ -77,6 +77,8 @@ class Bench:
         self.queries = [torch.randn(length, spec.heads, spec.key_dim).to(dtype) for length in lengths]
         self.keys = [torch.randn(length, spec.kv_heads, spec.key_dim).to(dtype) for length in lengths]
         self.values = [torch.randn(length, spec.kv_heads, spec.value_dim).to(dtype) for length in lengths]
+        if spec.value_in_key:
+            self.values = [key[..., : spec.value_dim] for key in self.keys]
 
     def step(self, rows: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
         """Run rows of {request: (start, count)}; returns each row's output."""
@@ -107,6 +109,7 @@ LAYERS = {
     "multi-head": LayerSpec(4, 4, 16, 16, 0.25),
     "grouped": LayerSpec(8, 2, 16, 16, 0.25),
     "one KV head, odd sizes": LayerSpec(6, 1, 24, 8, 0.3),
+    "latents": LayerSpec(6, 1, 20, 12, 0.3, value_in_key=True),
     "window": LayerSpec(4, 2, 16, 16, 0.25, window=7),
     "window of a token": LayerSpec(4, 2, 16, 16, 0.25, window=1),
     "softcap": LayerSpec(4, 2, 16, 16, 0.25, softcap=2.0),

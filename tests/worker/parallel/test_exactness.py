@@ -21,6 +21,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with its embedding for a head": ("qwen3", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "latents": ("deepseek_v3", dict(SERVED["deepseek_v3"].settings)),
+    "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),
     "qwen3_next, whose recurrent layers every rank has": ("qwen3_next", dict(SERVED["qwen3_next"].settings)),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }

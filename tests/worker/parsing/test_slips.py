@@ -96,6 +96,7 @@ def test_a_value_of_markup_without_its_end_is_read(value: str) -> None:
         ("qwen3_coder", CALL.replace("</parameter>\n", "", 1)),
         ("qwen3_coder", CALL.replace("<tool_call>", "<tool_call>\n<tool_call>")),
         ("qwen3_coder", CALL.replace("</parameter>", "</parameter>\n</parameter>")),
+        *(("qwen3_coder", CALL.replace("=f>", f"={quote}f{quote}>")) for quote in ("'", '"')),
         ("glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi\n<arg_key>i</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"),
         ("glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi</arg_value>\n<arg_key>i\n<arg_value>5\n</tool_call>"),
         ("minimax_m2", '<invoke name="f">\n<parameter name="s">hi</parameter>\n<parameter name="i">5</parameter>\n</invoke>'),
@@ -104,6 +105,11 @@ def test_a_value_of_markup_without_its_end_is_read(value: str) -> None:
             "deepseek_v32",
             '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">hi\n<｜DSML｜parameter name="i" string="false">5\n'
             "</｜DSML｜invoke>",
+        ),
+        (
+            "deepseek_v32",
+            '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="True">hi</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="i" string="False">5</｜DSML｜parameter>\n</｜DSML｜invoke>',
         ),
         ("hermes", '{"name": "f", "arguments": {"s": "hi", "i": 5}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "hi", "i": 5}}'),

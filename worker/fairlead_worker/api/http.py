@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.fair_slots import FairSlots
-from fairlead_common.protocols.paths import COMPUTED, COUNT_TOKENS, INVOCATIONS, MESSAGES, TOKENIZED
+from fairlead_common.protocols.paths import COMPUTED, COUNT_TOKENS, INVOCATIONS, MESSAGES, RESPONSES, TOKENIZED
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_common.truncate import quote
 from fairlead_worker.api.engine.client import EngineGone, EngineNotReady
@@ -120,6 +120,8 @@ class RequestContext:
                 raise too_large(limit)
             parts.append(part)
             if not message.get("more_body", False):
+                if self.path in TOKENIZED:
+                    self.cpu.tokens = size // 4  # what the router takes for these paths
                 await self._wait_for_turn(size)
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -193,7 +195,7 @@ class RequestMiddleware:
             raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
         is_inference = scope["path"] in INFERENCE
         worker = self._worker
-        unreported = worker.unreported_cpu if is_inference else None
+        unreported = worker.unreported_cpu if is_inference or scope["path"].startswith(f"{RESPONSES}/") else None
         context = RequestContext(scope, receive, send, worker.config.pod, unreported, worker.large_bodies)
         context.close_connection = worker.draining
         scope["fairlead.context"] = context

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from time import thread_time
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
 
 from fairlead_common.protocols.answer import Answer
+from fairlead_worker.api.answers.completions import Usage
 from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.engine.spans import MAX_TRACED
 from fairlead_worker.api.errors import ApiError
@@ -16,8 +18,10 @@ from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.generation.run import GenerationRun
 from fairlead_worker.api.http import ClientGone, RequestContext, to_api_error
+from fairlead_worker.api.request_cpu import SECONDS_A_TOKEN, excess
 from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.ipc.messages import Output
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +66,18 @@ async def send_answer(
 
     `before_end`: awaited when all tokens are there, before the end of the answer.
     """
-    run = GenerationRun(worker, generation_request, context.span)
+    run = GenerationRun(worker, generation_request, context.span, context.cpu)
+
+    def report(output: Output) -> None:
+        """Charge a sequence that was aborted. Once an answer has begun, its tokens are in the usage."""
+        context.cpu.add_masks(output.mask_seconds, output.computed_tokens)
+        if not context.response_started:
+            context.cpu.add_computed(output.computed_tokens)
 
     async def work() -> None:
         worker.check_queue_limit(len(generation_request.submits), generation_request.submits[0].tenant)
-        async with Generation(worker.engine, generation_request.submits, MAX_TRACED if context.span.is_recording else 0) as generation:
+        traced = MAX_TRACED if context.span.is_recording else 0
+        async with Generation(worker.engine, generation_request.submits, traced, report) as generation:
             deltas = run.deltas(generation) if before_end is None else _followed_by(run.deltas(generation), before_end)
             if stream:
                 await _send_stream(context, generation_request, writer, deltas)
@@ -76,6 +87,8 @@ async def send_answer(
     try:
         await context.while_connected(work())
     except ClientGone:
+        if not context.response_started:
+            context.cpu.add_computed(generation_request.count_finished_tokens())
         run.record_disconnect()
         raise
     finally:
@@ -100,16 +113,24 @@ async def _send_document(
     async for batch in deltas:
         writer.collect(batch)
     # Twenty entries for each token of a long prompt or of many choices take seconds. A thread keeps the other streams running meanwhile.
-    has_many = generation_request.needs_prompt_logprobs or any(each.sampling.logprobs for each in generation_request.submits)
-    if has_many:
+    if generation_request.has_logprobs:
+
+        def format() -> bytes:
+            began = thread_time()
+            document = msgspec.json.encode(_encode_parts(writer.document()))
+            loop.call_soon_threadsafe(context.cpu.add_covered, thread_time() - began)
+            return document
 
         def start(slot: int) -> asyncio.Future[bytes]:
-            return asyncio.ensure_future(asyncio.to_thread(lambda: msgspec.json.encode(_encode_parts(writer.document()))))
+            return asyncio.ensure_future(asyncio.to_thread(format))
 
+        loop = asyncio.get_running_loop()
         data = await worker.large_answers.run(generation_request.submits[0].tenant, start)
     else:
         data = msgspec.json.encode(writer.document())
-    headers = {CACHED_HEADER: str(generation_request.count_shown_tokens()), USAGE_HEADER: _usage_header(generation_request)}
+    usage = generation_request.usage()
+    headers = {CACHED_HEADER: str(generation_request.count_shown_tokens()), USAGE_HEADER: _usage_header(usage)}
+    context.cpu.tokens = usage.total_tokens
     await context.respond(200, data, headers)
 
 
@@ -131,14 +152,20 @@ async def _send_stream(
     writer: ResponseWriter,
     deltas: AsyncIterator[list[tuple[int, OutputDelta]]],
 ) -> None:
+    has_logprobs = generation_request.has_logprobs
     try:
         async for batch in deltas:
             before = b""
             if not context.response_started:
+                context.cpu.tokens = sum(map(len, generation_request.prompts))
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
                 await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_shown_tokens())})
                 before = writer.begin()
-            if data := before + writer.add(batch):
+            began = thread_time() if has_logprobs else 0.0
+            data = before + writer.add(batch)
+            if began:
+                context.cpu.add(excess(thread_time() - began, SECONDS_A_TOKEN, len(batch)))
+            if data:
                 await context.write(data)
     except Exception as error:
         if not context.response_started:
@@ -146,11 +173,10 @@ async def _send_stream(
         logger.warning("request %s ended in mid-stream: %s", context.request_id, error)
         await context.write(writer.fail(to_api_error(error)), more=False)
         return
-    comment = f": usage {_usage_header(generation_request)}\n\n".encode() if USAGE in context.headers else b""
+    comment = f": usage {_usage_header(generation_request.usage())}\n\n".encode() if USAGE in context.headers else b""
     await context.write(writer.end(comment), more=False)
 
 
-def _usage_header(generation_request: GenerationRequest) -> str:
+def _usage_header(usage: Usage) -> str:
     """Return the number of prompt tokens and of generated tokens, separated by a space."""
-    usage = generation_request.usage()
     return f"{usage.prompt_tokens} {usage.completion_tokens}"

@@ -1,7 +1,8 @@
-"""CPU time of a request before the engine. The head of its answer reports it to the router, and the tenant pays for it."""
+"""CPU time of a request that its tokens do not pay for. The head of an answer reports it to the router, and the tenant pays for it."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from time import thread_time
 from typing import Any, Final
@@ -12,6 +13,10 @@ HEADER: Final = b"x-fairlead-cpu-ms"
 """Whole milliseconds, rounded; absent for less than LEAST_SECONDS."""
 LEAST_SECONDS: Final = 0.001
 """What the tokens of a request pay for: an ordinary one takes 0.3 ms."""
+SECONDS_A_TOKEN: Final = 4e-6
+"""What a token of the quota buys, as in the router's prices (`request/price.py`)."""
+MASK_SECONDS_A_TOKEN: Final = 200e-6
+"""Masks of a JSON schema take 50 µs a token: more than this is an expensive grammar."""
 COUNTED_BYTES: Final = 1024
 """Size of a body from which its steps are counted: to count them takes 10 µs. A shorter one is read in less than LEAST_SECONDS."""
 RECEIVED_SECONDS: Final = 3e-9
@@ -45,13 +50,20 @@ class UnreportedCpu:
             raise busy(f"your requests whose clients disconnected have computed for {seconds:.1f} s; try again", 1)
 
 
+def excess(seconds: float, each: float, tokens: int) -> float:
+    """Return the seconds beyond those that so many tokens pay for."""
+    return max(0.0, seconds - each * tokens)
+
+
 class RequestCpu:
     """The seconds of one request, until its answer begins or its client leaves; later ones go to the tenant's next answer."""
 
     def __init__(self, tenant: str, unreported: UnreportedCpu | None) -> None:
         """`unreported`: keeps the seconds of requests without an answer. None: the request is free."""
-        self._tenant, self._unreported = tenant, unreported
-        self._seconds = 0.0
+        self.tenant, self._unreported = tenant, unreported
+        self._seconds = self._covered = 0.0
+        self.tokens = 0
+        """Tokens of the usage, set before the head of an answer with a usage: they pay for the covered seconds."""
         self._step_began: float | None = None
         self._has_ended = unreported is None
 
@@ -59,7 +71,32 @@ class RequestCpu:
         if not self._has_ended:
             self._seconds += seconds
         elif self._unreported is not None:
-            self._unreported.add(self._tenant, seconds)
+            self._unreported.add(self.tenant, seconds)
+
+    def add_covered(self, seconds: float) -> None:
+        """Add seconds of rendering, tokenizing or formatting, for which the tokens of the usage pay first."""
+        if self._has_ended:
+            self.add(excess(seconds, SECONDS_A_TOKEN, self.tokens))
+        else:
+            self._covered += seconds
+
+    def add_computed(self, tokens: int) -> None:
+        """Add tokens that the engine computed for a client that left before its answer began: without an answer there is no usage."""
+        self.add(SECONDS_A_TOKEN * tokens)
+
+    def add_masks(self, seconds: float, tokens: int) -> None:
+        """Add seconds of filling the masks of an output of so many tokens."""
+        self.add(excess(seconds, MASK_SECONDS_A_TOKEN, tokens))
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Count a block without waits as covered, unless its step is counted anyway."""
+        began = thread_time() if self._step_began is None else None
+        try:
+            yield
+        finally:
+            if began is not None:
+                self.add_covered(thread_time() - began)
 
     def report(self) -> list[tuple[bytes, bytes]]:
         """Return the header for the head of the answer, which begins now."""
@@ -68,14 +105,14 @@ class RequestCpu:
         if self._step_began is not None:
             self._seconds += thread_time() - self._step_began
         self._has_ended = True
-        seconds = self._seconds + self._unreported.take(self._tenant)
+        seconds = self._seconds + excess(self._covered, SECONDS_A_TOKEN, self.tokens) + self._unreported.take(self.tenant)
         return [(HEADER, b"%d" % round(1000 * seconds))] if seconds >= LEAST_SECONDS else []
 
     def close(self) -> None:
         """End the request. Without an answer, its seconds are kept for the tenant's next one."""
         if not self._has_ended:
             self._has_ended = True
-            self.add(self._seconds)
+            self.add(self._seconds + self._covered)
 
     def add_received(self, size: int) -> None:
         """Count the bytes of a body that the server has received."""

@@ -22,6 +22,7 @@ from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.config.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,12 @@ TIMEOUT_SECONDS = 2.0
 """Longest time that an answer waits for Redis."""
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 30.0
 NONCE_BYTES: Final = 12
+MAX_RESPONSE_BYTES: Final = 256 << 10
+"""Of a response with the conversation before it."""
+MAX_TENANT_BYTES: Final = 8 << 20
+MAX_SERVICE_BYTES: Final = 64 << 20
+"""A tenant gets at most an equal share, and makes room by its own responses only."""
+KEPT_SECONDS: Final = 86_400
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -50,34 +57,34 @@ class ResponseStore:
 
     async def save(self, keys: ResponseKeys, stored: StoredResponse) -> bool:
         """Store a response under its own id, whose key is in `keys`. Return whether it is stored."""
-        limits, id = self._limits, stored.response["id"]
+        id = stored.response["id"]
         body, key = msgspec.json.encode(stored), keys.keys[id]
-        if len(body) > limits.stored_response_bytes:
-            limit = limits.stored_response_bytes
-            logger.warning("a response of %d bytes is not stored: --limits stored_response_bytes is %d", len(body), limit)
+        if len(body) > MAX_RESPONSE_BYTES:
+            logger.warning("a response of %d bytes is not stored: the limit is %d", len(body), MAX_RESPONSE_BYTES)
             return False
         text = _encrypt(key, _context(keys, id), body)
-        bounds = (limits.stored_response_seconds, limits.stored_responses, limits.stored_tenant_bytes, limits.stored_service_bytes)
+        bounds = (KEPT_SECONDS, self._limits.stored_responses, MAX_TENANT_BYTES, MAX_SERVICE_BYTES)
         try:
             reply = await self._try(lambda: self._scripts.call("store_response", _name(key), keys.tag, text, *bounds))
         except REDIS_ERRORS as error:
             logger.warning("a response is not stored: %s: %s", type(error).__name__, error)
             return False
         if reply != [b"OK"]:
-            logger.warning("a response of %d bytes is not stored: see --limits stored_tenant_bytes and stored_service_bytes", len(text))
+            logger.warning("a response of %d bytes is not stored: the stored responses of its tenant or service have no room", len(text))
         return bool(reply == [b"OK"])
 
-    async def load(self, id: str, keys: ResponseKeys, param: str | None = None) -> StoredResponse:
-        """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away."""
+    async def load(self, id: str, keys: ResponseKeys, cpu: RequestCpu, param: str | None = None) -> StoredResponse:
+        """Return a stored response. Raise ApiError: 404 that names `param`, or 503 while Redis is away. `cpu` gets the CPU time."""
         if (key := keys.keys.get(id)) is not None:
             text = await self._ask(lambda: self._scripts.redis.execute("HGET", self._scripts.key(f"answers:r{_name(key)}"), "text"))
-            if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
-                return msgspec.json.decode(body, type=StoredResponse)
+            with cpu.measure():
+                if isinstance(text, bytes) and (body := _decrypt(key, _context(keys, id), text)) is not None:
+                    return msgspec.json.decode(body, type=StoredResponse)
         raise ApiError(404, f"there is no stored response {quote(id)}; it may have expired", param=param, code="not_found")
 
-    async def delete(self, id: str, keys: ResponseKeys) -> None:
+    async def delete(self, id: str, keys: ResponseKeys, cpu: RequestCpu) -> None:
         """Delete a stored response. Raise ApiError as `load`."""
-        await self.load(id, keys)
+        await self.load(id, keys, cpu)
         await self._ask(lambda: self._scripts.call("delete_response", _name(keys.keys[id])))
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -59,7 +59,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
         tokens = await worker.encode(
-            lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, origin.salt, most), len(body), origin.tenant
+            lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, origin.salt, most), len(body), context.cpu
         )
     else:
         tokens = await worker.encode(
@@ -75,21 +75,19 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
                 max_tokens=most,
             ),
             len(body),
-            origin.tenant,
+            context.cpu,
         )
 
     def document() -> bytes:
         texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
         return msgspec.json.encode(Tokens(len(tokens), worker.max_model_len, tokens.tolist(), texts))
 
-    await context.respond(200, await worker.encode(document, len(tokens), origin.tenant))
+    await context.respond(200, await worker.encode(document, len(tokens), context.cpu))
 
 
 async def detokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest, worker.max_model_len)
     worker.check_model(request.model)
-    text = await worker.encode(
-        lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens), context.tenant
-    )
+    text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens), context.cpu)
     await context.respond_json(Prompt(text))

@@ -6,8 +6,9 @@ import logging
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.output.parsers import OutputParsers
-from fairlead_worker.api.request_cpu import UnreportedCpu
+from fairlead_worker.api.request_cpu import RequestCpu, UnreportedCpu
 from fairlead_worker.api.response_store import ResponseStore
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
@@ -43,6 +44,7 @@ MOST_QUEUES = 8
 """Queue limits that the waiting sequences of all tenants may fill together."""
 MIN_COUNTABLE_TOKENS = 1 << 18
 
+Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
 
 MAX_ROOTS = 4096
@@ -81,7 +83,7 @@ class Worker:
         """Turns of tenants to format log-probabilities: the event loop waits up to five milliseconds for each thread that computes."""
         self.large_bodies = FairSlots(1)
         """Turns of tenants to have a large body decoded."""
-        self.token_cache = TokenCache(config.limits.token_cache_bytes)
+        self.token_cache = TokenCache()
         limits = config.limits
         self.response_store = (
             ResponseStore(config.redis, config.index_namespace, limits) if config.redis is not None and limits.stored_responses else None
@@ -199,22 +201,45 @@ class Worker:
         served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
         raise ApiError(404, f"the model {quote(name)} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
-    async def encode(self, encode: Callable[[], Encoded], size: int, tenant: str) -> Encoded:
+    async def encode(self, encode: Callable[[], Encoded], size: int, cpu: RequestCpu) -> Encoded:
         """Run an encoding of about `size` characters or tokens, in a thread if it is long. Raise ApiError 400 for a PromptError.
 
         Large encodings run one at a time, in turn by tenant: each briefly needs 170 times its size in memory, and there may be as many
-        threads as cores.
+        threads as cores. `cpu` gets the CPU time of a thread, also after the client has left.
         """
+        loop = asyncio.get_running_loop()
+
+        def run() -> Encoded:
+            began = time.thread_time()
+            try:
+                return encode()
+            finally:
+                loop.call_soon_threadsafe(cpu.add_covered, time.thread_time() - began)
+
         try:
             if size <= INLINE_ENCODE_SIZE:
                 return encode()
             if size <= LARGE:
-                return await asyncio.to_thread(encode)
-            return await self._large_encodings.run(tenant, lambda _: asyncio.ensure_future(asyncio.to_thread(encode)), _trim_heap)
+                return await asyncio.to_thread(run)
+            return await self._large_encodings.run(cpu.tenant, lambda _: asyncio.ensure_future(asyncio.to_thread(run)), _trim_heap)
         except PromptTooLong as error:
             raise too_long(too_many_tokens(error.min_tokens), error.max_tokens, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
+
+    async def encode_list(
+        self, encode: Callable[[Item], Encoded], items: Sequence[Item], sizes: Sequence[int], cpu: RequestCpu
+    ) -> list[Encoded]:
+        """Encode items of these sizes. A large list takes a turn for each LARGE of its text, so that other tenants get theirs between."""
+        total, turn, encoded, starts = sum(sizes), 0, list[Encoded](), [0]
+        for place, size in enumerate(sizes):
+            if turn and turn + size > LARGE:
+                starts.append(place)
+                turn = 0
+            turn += size
+        for start, end in pairwise([*starts, len(items)]):
+            encoded += await self.encode(lambda part=items[start:end]: [encode(item) for item in part], total, cpu)  # type: ignore[misc]
+        return encoded
 
     async def gzipped_prompt_format(self) -> bytes:
         """Return the prompt format under gzip: a tokenizer of 17 MB becomes 4 MB. The first request compresses it, in a thread."""

@@ -22,6 +22,7 @@ from fairlead_worker.kernels.base import LayerSpec, PackedStep
 from fairlead_worker.kernels.states import Recurrent, RecurrentStep
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.gguf import GgufWeights
+from fairlead_worker.model.layers.heads import HeadLinear
 from fairlead_worker.model.packed import DTYPES, HEAD_BITS
 from fairlead_worker.native.ggml import packed_ggml_bytes
 from fairlead_worker.native.library import native
@@ -49,6 +50,9 @@ def host_weight_bytes(model: nn.Module, quantization: str, head: nn.Module | Non
             kind = HEAD_BITS.get(quantization, quantization) if module is head else quantization
             size += room(packed_bytes(shape, weight.dtype, kind))
             own = [module._parameters.get("bias")]
+        elif isinstance(module, HeadLinear) and native() is not None and module.weight.dtype in DTYPES:
+            size += len(module.weight) * room(packed_bytes(module.weight.shape[1:], module.weight.dtype))
+            own = []
         for tensor in own:
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))

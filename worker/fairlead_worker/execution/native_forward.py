@@ -17,6 +17,7 @@ from fairlead_worker.ipc.messages import DecoderPath
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.decoder import Decoder, DecoderLayer
+from fairlead_worker.model.layers.causal import CausalAttention
 from fairlead_worker.model.layers.mlp import GatedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope
@@ -226,9 +227,9 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
         norms = layer.definition.norms
         for name in filter(None, norms):
             _check_norm(layer.norm_of(name), model.definition.width)
-        if layer.attention.head_norms == "each":
-            for norm in (layer.attention.q_norm, layer.attention.k_norm):
-                _check_norm(norm, layer.attention.head_dim)
+        if isinstance(layer.attention, CausalAttention) and layer.attention.head_norms == "each":
+            for norm in ("q_norm", "k_norm"):
+                _check_norm(layer.attention.get_submodule(norm), layer.attention.head_dim)
     _check_norm(model.model.last_norm, model.definition.width)
     return model, matrices, head
 
@@ -236,6 +237,7 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
 def _check_definition(model: Decoder) -> None:
     definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
     for what, it_has in {
+        "latents": definition.latent is not None,
         "recurrent layers": definition.recurrence is not None,
         "a factor of attention": definition.attention_scale != 1,
         "attention with gates": definition.gated,

@@ -50,7 +50,7 @@ class _Rewriter:
     def __init__(self, root: Any, endless: frozenset[str]) -> None:
         self.has_dependencies = False
         self._endless = endless
-        self._required = _find_required(root)
+        self._branches = _compare_branches(root)
 
     def rewrite(self, node: Any, pointer: str) -> Any:
         if isinstance(node, list):
@@ -83,15 +83,17 @@ class _Rewriter:
                 add_all_of(new, {"anyOf": branches})
             else:
                 new["anyOf"] = branches
-        if (names := self._required.get(id(node))) is not None:
+        if (names := self._branches.required.get(id(node))) is not None:
             given = new["required"] if isinstance(new.get("required"), list) else []
             new["required"] = [*sorted(names), *(each for each in given if each not in names)]
+        if (tag := self._branches.tags.get(id(node))) is not None:
+            add_all_of(new, tag)
         self.has_dependencies |= "dependentRequired" in new or "dependentSchemas" in new
         return new
 
 
-def _find_required(root: Any) -> dict[int, set[str]]:
-    """Return the discriminators that branches must have, by the identity of the branch. Raise SchemaError for a `oneOf` that overlaps."""
+def _compare_branches(root: Any) -> Branches:
+    """Return what discriminators say of the branches of each `oneOf`. Raise SchemaError for one that overlaps."""
     found: list[tuple[str, Any]] = [("", root)]
     for pointer, node in found:
         found += [(join(pointer, *keys), each) for keys, each in children(node) if isinstance(each, dict)]
@@ -101,7 +103,7 @@ def _find_required(root: Any) -> dict[int, set[str]]:
         branches.require_discriminator(node)
     for pointer, node in unions:
         branches.check_disjoint(node["oneOf"], pointer)
-    return branches.required
+    return branches
 
 
 def _drop_what_says_nothing(node: Node) -> None:

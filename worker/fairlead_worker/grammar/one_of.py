@@ -19,6 +19,8 @@ class Branches:
     def __init__(self, root: Any) -> None:
         self.required: dict[int, set[str]] = {}
         """Discriminators by the identity of the branch that must have them."""
+        self.tags: dict[int, Node] = {}
+        """What a discriminator's `mapping` says of a branch, by the branch's identity."""
         self._root = root
         self._compared = 0
 
@@ -29,19 +31,34 @@ class Branches:
         the branches apart, and pydantic refuses the document.
         """
         described = node.get("discriminator")
-        name = described.get("propertyName") if isinstance(described, dict) else None
-        if not isinstance(name, str):
+        if not isinstance(described, dict) or not isinstance(name := described.get("propertyName"), str):
             return
+        if isinstance(mapping := described.get("mapping"), dict):
+            self._read_mapping(node["oneOf"], name, mapping)
         seen: set[int] = set()
         open_nodes = list(node["oneOf"])
         while open_nodes:
-            for part in parts(self._root, open_nodes.pop()):
+            for part in self._parts(open_nodes.pop()):
                 if id(part) in seen:
                     continue
                 seen.add(id(part))
                 open_nodes += [each for key in ("oneOf", "anyOf") if isinstance(part.get(key), list) for each in part[key]]
                 if isinstance(part.get("properties"), dict) and name in part["properties"]:
                     self.required.setdefault(id(part), set()).add(name)
+
+    def _read_mapping(self, branches: list[Any], name: str, mapping: dict[str, Any]) -> None:
+        """Tag the branches whose discriminator has no constant of its own, as OpenAPI says."""
+        for branch in branches:
+            reference = branch.get("$ref") if isinstance(branch, dict) else None
+            if not isinstance(reference, str) or not (given := _property(parts(self._root, branch), name)):
+                continue
+            tags = [tag for tag, target in mapping.items() if target in (reference, reference.rpartition("/")[2])]
+            if tags and _values(parts(self._root, *given)) is None:
+                self.tags[id(branch)] = {"type": "object", "properties": {name: {"enum": tags}}, "required": [name]}
+
+    def _parts(self, *nodes: Any) -> list[Node]:
+        found = parts(self._root, *nodes)
+        return [*found, *(self.tags[id(each)] for each in found if id(each) in self.tags)]
 
     def check_disjoint(self, branches: list[Any], pointer: str) -> None:
         """Raise SchemaError if two branches of the `oneOf` at `pointer` may both hold for a value."""
@@ -56,9 +73,9 @@ class Branches:
 
     def _find_tagged(self, branches: list[Any]) -> set[int]:
         """Return the objects among the branches, if the constants of one required property tell them apart. The work is linear."""
-        objects = {at: found for at, branch in enumerate(branches) if _types(found := parts(self._root, branch)) == {"object"}}
+        objects = {at: found for at, branch in enumerate(branches) if _types(found := self._parts(branch)) == {"object"}}
         for name in set.intersection(*map(self._required, objects.values())) if objects else ():
-            values = [_values(parts(self._root, *_property(nodes, name))) for nodes in objects.values()]
+            values = [_values(self._parts(*_property(nodes, name))) for nodes in objects.values()]
             listed = [each for each in values if each is not None]
             if len(listed) == len(values) and sum(map(len, listed)) == len(frozenset().union(*listed)):
                 return set(objects)
@@ -71,7 +88,7 @@ class Branches:
             return True
         if depth == 0 or self._compared > MAX_COMPARED:
             return False
-        left, right = parts(self._root, *one), parts(self._root, *other)
+        left, right = self._parts(*one), self._parts(*other)
         for branched, rest in ((left, right), (right, left)):
             for node in branched:
                 for key in ("anyOf", "oneOf"):

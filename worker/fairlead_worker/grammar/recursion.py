@@ -76,6 +76,11 @@ def _ends(node: Any, endless: "set[str] | frozenset[str]") -> bool:
 def _object_ends(node: dict[str, Any], endless: "set[str] | frozenset[str]") -> bool:
     properties = node["properties"] if isinstance(node.get("properties"), dict) else {}
     rest = "patternProperties" in node or node.get("additionalProperties", True)
+    least = node.get("minProperties", 0)
+    finite = sum(_ends(each, endless) for each in properties.values())
+    has_finite_rest = finite == len(properties) if rest is False else _ends(rest, endless)
+    if isinstance(least, int | float) and least > finite and not has_finite_rest:
+        return False
     return all(_ends(properties.get(name, rest), endless) for name in _list(node, "required") if isinstance(name, str))
 
 

@@ -213,6 +213,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Set with the first token if requested: one entry for each prompt token from the second on."""
     embedding: bytes = b""
     """The pooled hidden states, float32, of unit length, or the logits of a classifier: the only output of a request with `pooling`."""
+    computed_tokens: int = 0
+    """Of an aborted request: tokens of its prompt and output that were computed, without cached ones."""
+    mask_seconds: float = 0.0
+    """Of the last output: CPU time of filling the masks of its grammar."""
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -56,6 +56,13 @@ class LayerSpec:
     sinks: tuple[float, ...] | None = field(default=None, compare=False)
     """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it). Not
     compared: what layers of one kind share is planned once."""
+    value_in_key: bool = False
+    """The value is the first `value_dim` numbers of the key, and only the key is stored (latents, DeepSeek-AI 2024)."""
+
+    @property
+    def own_value_dim(self) -> int:
+        """Return the numbers of a value that are stored beside its key."""
+        return 0 if self.value_in_key else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class KVSpec:
     @property
     def page_bytes(self) -> int:
         """Return the bytes that one page takes over all layers of a group, keys and values."""
-        scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.stored)
+        scalars = sum(layer.kv_heads * (layer.key_dim + layer.own_value_dim) for layer in self.stored)
         return scalars * self.page_size * self.kv_dtype.itemsize
 
     @property
@@ -197,7 +204,8 @@ class StepContext(Protocol):
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Store this step's KV of `layer`, then attend over each row's whole KV.
 
-        query [T, heads, key_dim], key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] -> [T, heads, value_dim].
+        query [T, heads, key_dim], key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] -> [T, heads, value_dim]. The value of a
+        layer with `value_in_key` is the beginning of its key.
         """
         ...
 

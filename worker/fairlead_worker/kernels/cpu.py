@@ -66,8 +66,12 @@ class CpuBackend:
         """Whether a query's bits must not depend on the batch or on how its prompt was chunked (`cpu_batch_invariant`)."""
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
         keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.stored]
-        values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.stored]
+        values = [self._storage(layer.kv_heads, layer.own_value_dim) for layer in spec.stored]
         self._stored = (*keys, *values)
+        values = [
+            torch.unflatten(key, 2, (spec.page_size, -1))[..., : layer.value_dim] if layer.value_in_key else value
+            for key, value, layer in zip(keys, values, spec.stored, strict=True)
+        ]
         self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
         self._step = _grouped_step if spec.groups else CpuStep
 
@@ -83,7 +87,7 @@ class CpuBackend:
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         parts = self._stored
         for part, piece in zip(parts, torch.split(content, [part[:, 0].numel() for part in parts], 1), strict=True):
-            part.index_copy_(1, pages, piece.view(len(pages), part.shape[0], -1).transpose(0, 1))
+            part.index_copy_(1, pages, piece.view(len(pages), part.shape[0], part.shape[2]).transpose(0, 1))
 
 
 class CpuStep:
@@ -99,7 +103,8 @@ class CpuStep:
         spec = self._backend.spec.layers[layer]
         keys, values = self._backend.keys[layer], self._backend.values[layer]
         _store(keys, self._step.slots, key)
-        _store(values, self._step.slots, value)
+        if not spec.value_in_key:
+            _store(values, self._step.slots, value)
         if self._backend.batch_invariant:
             if spec.window not in self._blocks:
                 self._blocks[spec.window] = list(plan_blocks(self._step, self._backend.spec, spec.window))

@@ -187,6 +187,8 @@ def unsupported(layer: LayerSpec, dtype: torch.dtype) -> str:
     """Return why FlashInfer does not support `layer`; empty if it does."""
     if dtype not in DTYPES:
         return f"{str(dtype).removeprefix('torch.')} (its kernels are for float16 and bfloat16)"
+    if layer.value_in_key:
+        return "latents (its MLA kernels are not used here)"
     if layer.key_dim != layer.value_dim:
         return f"keys of {layer.key_dim} with values of {layer.value_dim}"
     if layer.key_dim not in HEAD_DIMS:

@@ -68,7 +68,7 @@ class NativeBackend:
         self.library = library
         self.library.fairlead_partials.restype = ctypes.c_int64
         self.library.fairlead_attention.restype = None
-        sizes = [(layer.kv_heads, spec.page_size * dim) for layer in spec.stored for dim in (layer.key_dim, layer.value_dim)]
+        sizes = [(layer.kv_heads, spec.page_size * dim) for layer in spec.stored for dim in (layer.key_dim, layer.own_value_dim)]
         arena = Arena(sum(room(pages * heads * width * spec.dtype.itemsize) for heads, width in sizes))
         parts = [
             arena.take(pages * heads * width * spec.dtype.itemsize).view(spec.dtype).view(pages, heads, width) for heads, width in sizes
@@ -160,7 +160,8 @@ class _Rows:
 def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> Attention:
     sizes = (spec.heads, spec.kv_heads, spec.key_dim, spec.value_dim)
     sink = None if sinks is None else sinks.data_ptr()
-    return Attention(keys.data_ptr(), values.data_ptr(), *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, sink)
+    own = None if spec.value_in_key else values.data_ptr()
+    return Attention(keys.data_ptr(), own, *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, sink)
 
 
 def _kinds(backend: NativeBackend) -> list[Attention]:

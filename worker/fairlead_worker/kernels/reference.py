@@ -43,10 +43,16 @@ class ReferenceBackend:
         self.pages = pages
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
         keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.stored]
-        values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.stored]
+        values = [self._storage(layer.kv_heads, layer.own_value_dim) for layer in spec.stored]
         self._stored = (*keys, *values)
+        values = [
+            key[..., : layer.value_dim] if layer.value_in_key else value
+            for key, value, layer in zip(keys, values, spec.stored, strict=True)
+        ]
         self.keys, self.values = ([parts[place] for place in spec.places] for parts in (keys, values))
         self._step = _grouped_step if spec.groups else ReferenceStep
+        for sinks in filter(None, (layer.sinks for layer in spec.layers)):
+            _sinks(sinks, torch.float32, spec.device)  # copied here, not in the first step
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
         spec = self.spec
@@ -60,7 +66,8 @@ class ReferenceBackend:
     def store(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [T, kv_heads, dim] into slots [T]."""
         spec = self.spec
-        for part, new in ((self.keys[layer], key), (self.values[layer], value)):
+        parts = [(self.keys[layer], key), (self.values[layer], value)]
+        for part, new in parts[:1] if spec.layers[layer].value_in_key else parts:
             stored = new.to(part.dtype) if spec.scales is None else round_to_float8(new, spec.scale(layer))
             part.view(spec.copy_dtype).flatten(0, 1).index_copy_(0, slots, stored.view(spec.copy_dtype))
 
@@ -73,7 +80,7 @@ class ReferenceBackend:
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         parts = self._parts()
         for part, piece in zip(parts, torch.split(content, [part[0].numel() for part in parts], 1), strict=True):
-            part.index_copy_(0, pages, piece.view(-1, *part.shape[1:]))
+            part.index_copy_(0, pages, piece.view(len(pages), *part.shape[1:]))
 
 
 class ReferenceStep:
@@ -178,6 +185,8 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
         return _attention_in_steps(spec, query, key, value, mask)
     if mask is not None:
         mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+    if key.shape[1] == 1:  # views: with enable_gqa torch repeats the keys, of latents for all heads
+        key, value = (part.expand(-1, query.shape[1], -1, -1) for part in (key, value))
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=spec.scaling, enable_gqa=query.shape[1] != key.shape[1]
     )

@@ -4,7 +4,7 @@ Its modules have the names of transformers' checkpoints, so that transformers' l
 tensor-parallel plans find their layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.layers.causal import LLAMA, AttentionNames, CausalAttention, HeadNorms
+from fairlead_worker.model.layers.latent import PLAN, LatentAttention, LatentSizes
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import Rope, Turn
@@ -96,6 +98,8 @@ class Definition:
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
     """The checkpoint has gate and up in one matrix."""
+    make_layer: "Callable[[Definition, int], nn.Module] | None" = None
+    """Returns the layer of a number; None: a `DecoderLayer`."""
     make_mlp: Callable[[int], nn.Module | None] | None = None
     """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
@@ -118,6 +122,8 @@ class Definition:
     softcap: float | None = None
     """Of the scores: see `LayerSpec`."""
     sinks: bool = False
+    latent: LatentSizes | None = None
+    """Keys and values are projections of latents; `head_dim` is what is rotated of a head. None: plain keys and values."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Factor of what a sublayer adds to the residual."""
@@ -153,6 +159,8 @@ class Definition:
         return cls(**(usual | different))
 
     def spec(self, layer: int) -> LayerSpec:
+        if self.latent is not None:
+            return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
         return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
 
@@ -240,18 +248,18 @@ class DecoderLayer(nn.Module):
         """
         names, scale = self.definition.norms, self.definition.residual_scale
         if not (self.attends or self.recurs):
-            return _add(self._feed(normed), residual, following, scale)
+            return add_norm(self._feed(normed), residual, following, scale)
         update = self._mix(normed, turn, context)
         if self.definition.parallel:
-            return _add(update + self._feed(normed), residual, following, scale)
+            return add_norm(update + self._feed(normed), residual, following, scale)
         if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
         if not self.feeds:
-            return _add(update, residual, following, scale)
-        update = self._feed(_add(update, residual, self.norm_of(names.before_mlp), scale))
+            return add_norm(update, residual, following, scale)
+        update = self._feed(add_norm(update, residual, self.norm_of(names.before_mlp), scale))
         if (after := self.norm_of(names.after_mlp)) is not None:
             update = after(update)
-        return _add(update, residual, following, scale)
+        return add_norm(update, residual, following, scale)
 
     def _mix(self, normed: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
         """Return the output of attention, of the recurrent part, or the sum of both."""
@@ -277,8 +285,10 @@ class DecoderLayer(nn.Module):
         return out
 
 
-def make_attention(definition: Definition, index: int, place: int) -> CausalAttention:
-    """Return the attention of a layer. place: among those with attention."""
+def make_attention(definition: Definition, index: int, place: int) -> CausalAttention | LatentAttention:
+    """Return the attention of the layer with the number `index`. place: among those with attention."""
+    if definition.latent is not None:
+        return LatentAttention(definition.width, place, definition.spec(index), definition.latent, definition.bias)
     return CausalAttention(
         definition.width,
         place,
@@ -300,7 +310,7 @@ def make_mlp(definition: Definition) -> GatedMlp:
     )
 
 
-def _add(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float) -> torch.Tensor:
+def add_norm(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float = 1.0) -> torch.Tensor:
     """Add `update` to `residual` in place; return the norm of the sum, or the sum itself."""
     if scale != 1:
         update = update * scale
@@ -328,7 +338,8 @@ class Body(nn.Module):
         super().__init__()
         self.definition = definition
         self.add_module(definition.embedding_name, nn.Embedding(definition.config.vocab_size, definition.width))
-        self.layers = nn.ModuleList(DecoderLayer(definition, index) for index in range(len(definition.windows)))
+        make = definition.make_layer or DecoderLayer
+        self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
         self.add_module(definition.norm_name, definition.make_norm(definition.width))
         self.ropes: dict[str, Rope] = {}
 
@@ -389,16 +400,30 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
         self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
         self.post_init()
+        if self.definition.latent is not None:
+            self._tp_plan = {**self._tp_plan, **PLAN}
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise what a checkpoint lacks: routers without a correction of their scores (A.X K1) get zeros."""
+        super()._init_weights(module)
+        if (correction := module._buffers.get("e_score_correction_bias")) is not None:
+            init.zeros_(correction)
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer with attention needs of it; of a sharded model, this rank's part."""
-        return tuple(layer.attention.spec for layer in self.model.layers if layer.attends)  # type: ignore[union-attr,misc]
+        return tuple(attention.spec for _, attention in self._attentions())
 
     @property
     def attending(self) -> list[int]:
-        """Return the numbers of the layers with attention."""
-        return [number for number, layer in enumerate(self.model.layers) if layer.attends]
+        """Return the number of the layer of each attention."""
+        return [number for number, _ in self._attentions()]
+
+    def _attentions(self) -> Iterator[tuple[int, CausalAttention | LatentAttention]]:
+        for number, layer in enumerate(self.model.layers):
+            for module in layer.modules():
+                if isinstance(module, CausalAttention | LatentAttention):
+                    yield number, module
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
@@ -411,8 +436,11 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
 
     @torch.inference_mode()
     def prepare(self, limit: int) -> None:
-        """Make the ropes for texts of up to `limit` tokens. Called once the weights are on their device."""
+        """Make the ropes for texts of up to `limit` tokens, and absorb projections. Called once the weights are on their device."""
         definition = self.definition
+        for layer in self.modules():
+            if isinstance(layer, LatentAttention):
+                layer.absorb()
         for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
             frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
             growth = definition.growth if definition.growth and definition.growth[1] < limit else None

@@ -25,7 +25,9 @@ def _mechanisms(text: PreTrainedConfig, layers: Sequence[LayerSpec]) -> Iterator
         yield "soft-capped scores"
     if any(layer.sinks is not None for layer in layers):
         yield "attention sinks"
-    if getattr(text, "kv_lora_rank", None):
+    if any(layer.value_in_key for layer in layers):
+        yield "latents"
+    elif getattr(text, "kv_lora_rank", None):
         yield "latents, cached as keys and values"
     elif any(layer.key_dim != layer.value_dim for layer in layers):
         yield "values narrower than keys" if layers[0].value_dim < layers[0].key_dim else "values wider than keys"

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.acceptance import find_refusal, sample_input
+from fairlead_worker.model.layers.heads import HeadLinear
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
@@ -76,6 +77,9 @@ def pack_linears(model: nn.Module, quantization: str = "none") -> int:
     Layers are packed one after the other, so that memory peaks at one layer above the model. quantization: none, int8 or int4; int8
     and int4 need the native library. The head may keep more bits (HEAD_BITS).
     """
+    for module in model.modules():
+        if isinstance(module, HeadLinear):
+            module.pack()
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     # Parents and names only: a list of the layers would keep their weights alive.
     sites = [

@@ -112,6 +112,28 @@ class NativeLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {kind}, bias={self.bias is not None}"
 
 
+class NativeLinears(nn.ModuleList):
+    """Several layers of one size, each with rows of its own: one call computes all."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        """weights [layers, out_features, in_features]."""
+        arena = Arena(len(weights) * room(packed_bytes(weights[0].shape, weights.dtype)))
+        layers = [NativeLinear(weight, None, arena=arena) for weight in weights]
+        super().__init__(layers)
+        self.outputs, self.dtype = weights.shape[1], weights.dtype
+        self._native = (Linear * len(weights))(*(layer.native for layer in layers))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return [T, layers, out_features] of inputs [T, layers, in_features] with any strides between tokens and layers."""
+        inputs = inputs if inputs.stride(2) == 1 else inputs.contiguous()
+        answer = torch.empty(*inputs.shape[:2], self.outputs, dtype=self.dtype)
+        library().fairlead_linears(
+            torch.get_num_threads(), self._native, len(self), inputs.data_ptr(), inputs.stride(0), inputs.stride(1), len(inputs),
+            answer.data_ptr(), answer.stride(0), answer.stride(1),
+        )  # fmt: skip
+        return answer
+
+
 def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantization: str = "none") -> int:
     """Return the bytes of a packed weight [outputs, inputs]."""
     size: int = library().fairlead_packed_bytes(ROUNDED.get(quantization, KINDS[dtype]), *shape)
@@ -156,6 +178,8 @@ def library() -> NativeLibrary:
     found.fairlead_unpack.restype = None
     found.fairlead_linear.argtypes = [i32, ctypes.POINTER(Linear), address, i64, i64, address, i64, i32]
     found.fairlead_linear.restype = None
+    found.fairlead_linears.argtypes = [i32, address, i64, address, i64, i64, i64, address, i64, i64]
+    found.fairlead_linears.restype = None
     return found
 
 

@@ -64,7 +64,7 @@ class ParameterFormat:
 PARAMETER_CALLS: dict[str, ParameterFormat] = {
     "qwen3_coder": ParameterFormat(
         ("<tool_call>", "<function="),
-        rf"\s*(?:<tool_call>)?\s*(?:<function=)?{NAME}>",
+        rf"\s*(?:<tool_call>)?\s*(?:<function=)?(?P<quote>[\"']?){NAME}(?P=quote)>",
         r"\s*(?:</parameter>)?\s*(?:<parameter=(?P<key>[^>\n]{1,256})>|(?P<end></function>|(?=</tool_call>)))",
         "</parameter>",
         r"\s*(?:</function>)?\s*(?:(?P<close></tool_call>)|(?P<more><function=))",
@@ -92,7 +92,7 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
     "deepseek_v32": ParameterFormat(
         ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'),
         rf'\s*(?:<｜DSML｜(?:function|tool)_calls>)?\s*(?:<｜DSML｜invoke name=")?{NAME}">',
-        r'\s*(?:</｜DSML｜parameter>)?\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})"(?: string="(?P<string>true|false)")?>'
+        r'\s*(?:</｜DSML｜parameter>)?\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})"(?: string="(?P<string>[Tt]rue|[Ff]alse)")?>'
         r"|(?P<end></｜DSML｜invoke>|(?=</｜DSML｜(?:function|tool)_calls>)))",
         "</｜DSML｜parameter>",
         r"\s*(?:</｜DSML｜invoke>)?\s*(?:(?P<close></｜DSML｜(?:function|tool)_calls>)|(?P<more><｜DSML｜invoke ))",
@@ -134,7 +134,7 @@ class _Parameters:
         self.is_doubtful |= key in self.given
         self.given.add(key)
         is_string = groups.get("string")
-        kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
+        kinds = (_TEXT if is_string.lower() == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
         sink.add_arguments(f"{self.separator}{_to_json(key)}: ")
         self.separator = ", "
         opening = found[0][found[0].rindex("<") :]

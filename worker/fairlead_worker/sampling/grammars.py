@@ -221,9 +221,10 @@ class Grammars:
             if not each.filling:
                 return None
             if not each.started:
-                return f"{GRAMMAR_WAITED} {each.patience:g} s (--limits grammar_threads)" if now - each.asked > each.patience else None
+                return f"{GRAMMAR_WAITED} {each.patience:g} s" if now - each.asked > each.patience else None
             if now - each.started <= self._timeout:
                 return None
+            each.request.mask_seconds += self._timeout
             if self._abandoned < self._threads:
                 each.abandoned = True
                 self._abandoned += 1
@@ -285,7 +286,11 @@ class Grammars:
                 each.started = time.perf_counter()
             try:
                 if each.request.finish is None:  # a request may end while it waits for a thread
-                    each.masks = self._fill(each)
+                    began = time.thread_time()
+                    try:
+                        each.masks = self._fill(each)
+                    finally:
+                        each.request.mask_seconds += time.thread_time() - began
             except GrammarError as error:
                 each.error = f"its grammar allows no continuation: {error}"
             except BaseException as error:  # a panic of the library is not an Exception

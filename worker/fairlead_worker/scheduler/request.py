@@ -102,6 +102,8 @@ class Request:
     history: History = field(default_factory=History)
     prompt_logprobs: PromptLogprobs | None = None
     """None: not requested."""
+    mask_seconds: float = 0.0
+    """CPU time of filling the masks of its grammar. `sampling/grammars.py` adds to it."""
     token_arrays: dict[str, Any] = field(default_factory=dict)
     """What `sampling/token_arrays.py` keeps of it."""
     plain: bool = False

@@ -85,7 +85,9 @@ class Scheduler:
             self._forget(request)
         else:
             self.finish(request)
-        return Output(request.id, b"", request.history.reported_cached, finish="abort")
+        history = request.history
+        computed = max(history.lost, request.computed - history.cached)
+        return Output(request.id, b"", history.reported_cached, "abort", computed_tokens=computed, mask_seconds=request.mask_seconds)
 
     @property
     def idle(self) -> bool:

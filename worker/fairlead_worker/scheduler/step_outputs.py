@@ -58,4 +58,5 @@ def append_tokens(request: Request, tokens: Sequence[int], logprobs: tuple[Token
         logprobs[:taken],
         None,
         request.take_prompt_logprobs(),
+        mask_seconds=request.mask_seconds if request.finish is not None else 0.0,
     )

@@ -8,7 +8,7 @@ KV head.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -153,7 +153,7 @@ class Shards:
             self._cuts[_relative(f"{path}.bias")] = bias
 
     def _outputs(self, model: PreTrainedModel, path: str, module: nn.Linear) -> tuple[int, int]:
-        unit = self._unit_of(model.get_submodule(_parent(path)))
+        unit = self._unit_of(model.get_submodule(_parent(path)), path.rpartition(".")[2])
         heads = module.out_features // unit
         if unit > 1 and path.endswith((".k_proj", ".v_proj")) and heads < self.size and self.size % heads == 0:
             head = self.rank * heads // self.size
@@ -161,9 +161,10 @@ class Shards:
         return self._even(module.out_features, f"the {heads} heads of {path}" if unit > 1 else f"the {heads} outputs of {path}", unit)
 
     @staticmethod
-    def _unit_of(parent: nn.Module) -> int:
-        """Return the number of outputs that stay together: a head's."""
-        head = getattr(parent, "head_dim", 1)
+    def _unit_of(parent: nn.Module, name: str) -> int:
+        """Return the number of outputs of a layer that stay together: a head's. `units` of its parent has them by name, if they differ."""
+        units: Any = getattr(parent, "units", {})
+        head = units.get(name) or getattr(parent, "head_dim", 1)
         return head if isinstance(head, int) else 1
 
     def _even(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from fairlead.errors import UserError
+from fairlead.errors import UserError, reading
 from fairlead.simulate.workloads.arrivals import new_blocks
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, explain_entry
 
@@ -18,23 +18,16 @@ def read_azure(path: Path, *, count: int | None, speed: float) -> list[Request]:
     requests: list[Request] = []
     draw = random.Random(0)
     first: datetime | None = None
-    try:
-        with path.open(newline="") as file:
-            for number, row in enumerate(islice(csv.DictReader(file), count), start=2):
-                try:
-                    at = datetime.fromisoformat(row["TIMESTAMP"])
-                    first = first or at
-                    prompt, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
-                    seconds = (at - first).total_seconds() / speed
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(
-                        f"--workload {path}, line {number}: not an Azure trace entry: {explain_entry(error)}; {ENTRY}"
-                    ) from None
-                requests.append(Request(seconds, prompt, output, new_blocks(draw, -(-prompt // BLOCK_TOKENS))))
-    except OSError as error:
-        raise UserError(f"--workload {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--workload {path}: not a text file ({error.reason})") from None
+    with reading("--workload", path), path.open(newline="") as file:
+        for number, row in enumerate(islice(csv.DictReader(file), count), start=2):
+            try:
+                at = datetime.fromisoformat(row["TIMESTAMP"])
+                first = first or at
+                prompt, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
+                seconds = (at - first).total_seconds() / speed
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"--workload {path}, line {number}: not an Azure trace entry: {explain_entry(error)}; {ENTRY}") from None
+            requests.append(Request(seconds, prompt, output, new_blocks(draw, -(-prompt // BLOCK_TOKENS))))
     if not requests:
         raise UserError(f"--workload {path}: it contains no request")
     return sorted(requests, key=lambda request: request.at)

@@ -48,7 +48,7 @@ def parse(data: bytes, max_head_bytes: int) -> ProcessingRequest:
     Raises ApiError 431 for a longer one, before its headers are built: 0.1 µs each, with Python's lock. Raises DecodeError for other bytes.
     """
     if (head := len(data) - _body_bytes(data)) > max_head_bytes:
-        message = f"The gateway's message has {head} bytes beside a body; {max_head_bytes} are allowed (--max-header-bytes and 64 KiB)."
+        message = f"The gateway's message has {head} bytes beside a body; {max_head_bytes} are allowed."
         raise ApiError(431, message, code="headers_too_large")
     return ProcessingRequest.FromString(data)
 

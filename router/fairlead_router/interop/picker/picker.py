@@ -26,6 +26,8 @@ from fairlead_router.serving.upstream_request import build_routing_request, work
 from fairlead_router.tenancy.class_selection import HEADER
 from fairlead_router.tenancy.tenants import read_credential
 
+MOST_WAIT_SECONDS = 60.0
+"""Expected wait above which a request gets 429."""
 FALLBACKS = 2
 """Endpoints listed after the first one, for a gateway's retries."""
 MOST_RETRY_SECONDS = 60
@@ -90,10 +92,6 @@ class Picker:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
             raise ApiError(404, f"There is no inference path {truncate(path)} here.", code="not_found")
-
-    @property
-    def max_header_bytes(self) -> int:
-        return self._config.max_header_bytes
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> GatewayRequest:
         """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt; 400 and 403 for the class."""
@@ -164,14 +162,14 @@ class Picker:
         raise unavailable(f"No worker is ready{where}{status}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
-        wait, limit = choice.worker.expected_wait(monotonic()), self._config.picker_max_wait
-        if not limit or wait <= limit:
+        wait = choice.worker.expected_wait(monotonic())
+        if wait <= MOST_WAIT_SECONDS:
             return
         self._policy.release(choice)
-        retry = min(MOST_RETRY_SECONDS, max(1, math.ceil(wait - limit)))
+        retry = min(MOST_RETRY_SECONDS, max(1, math.ceil(wait - MOST_WAIT_SECONDS)))
         raise ApiError(
             429,
-            f"The expected wait is {wait:.0f} s, above the limit of {limit:g} s (--picker-max-wait). Try again in {retry} s.",
+            f"The expected wait is {wait:.0f} s, above the limit of {MOST_WAIT_SECONDS:g} s. Try again in {retry} s.",
             kind="overloaded_error",
             code="overloaded",
             headers=[(b"retry-after", b"%d" % retry)],

@@ -12,6 +12,7 @@ that the inference extension requires.
 
 import logging
 
+from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES
 from fairlead_common.protocols.paths import COMPUTED
 from fairlead_router.errors import ApiError
 from fairlead_router.interop.picker import messages
@@ -60,7 +61,7 @@ class Stream:
         """Return the answers to one message; empty if Envoy has to send more first. Raises DecodeError."""
         was_picked = self._picked is not None
         try:
-            answers = await self._answer(messages.parse(data, self._picker.max_header_bytes + MARGIN))
+            answers = await self._answer(messages.parse(data, MAX_HEADER_BYTES + MARGIN))
             if self._picked is not None and not was_picked:
                 self._picker.count(200)
             return answers
@@ -113,8 +114,8 @@ class Stream:
     # The request
 
     async def _on_request_headers(self, head: HttpHeaders) -> Answers:
-        if head.ByteSize() > self._picker.max_header_bytes:
-            message = f"The request's headers exceed {self._picker.max_header_bytes} bytes (--max-header-bytes)."
+        if head.ByteSize() > MAX_HEADER_BYTES:
+            message = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
             raise ApiError(431, message, code="headers_too_large")
         self._headers = dict(messages.read_headers(head.headers))
         self._picker.check_path(self._path())

@@ -20,6 +20,7 @@ from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.sampling import OutputOptions
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.replies import _send_document
+from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.ipc.messages import Loading
 from fairlead_worker.ipc.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
@@ -142,7 +143,8 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         output_options=OutputOptions(),
         choices=(None,),
         needs_prompt_logprobs=needs_prompt_logprobs,
-        submits=(SimpleNamespace(tenant="", sampling=SimpleNamespace(logprobs=logprobs)),),
+        has_logprobs=needs_prompt_logprobs or bool(logprobs),
+        submits=(SimpleNamespace(tenant=""),),
         select_best=lambda: [0],
         usage=lambda: USAGE,
         count_cached_tokens=lambda: (0, 0),
@@ -159,6 +161,8 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         yield [(0, OutputDelta("a", is_last=True))]
 
     class Answer:
+        cpu = RequestCpu("", None)
+
         async def respond(self, status: int, data: bytes, headers: dict[str, str]) -> None:
             assert status == 200 and json.loads(data)["choices"][0]["text"] == "a"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.common.tokenizers_made_here import KINDS, llama2
 from tokenizers import Tokenizer, decoders
@@ -86,6 +86,7 @@ def check_keys(logprobs: CompletionLogprobs, known: Sequence[TokenLogprobs], tok
         assert top[name] == each.chosen
 
 
+@settings(deadline=None)
 @given(text=TEXTS, prompt=TEXTS, batch=st.integers(1, 4), seed=st.integers(0, 10**6))
 def test_tokens_join_to_the_text(encoder: PromptEncoder, text: str, prompt: str, batch: int, seed: int) -> None:
     before, tokens = encoder.encode_text(prompt).tolist(), encoder.encode_text(text, add_special_tokens=False).tolist()
@@ -111,6 +112,7 @@ def test_bytes_of_a_special_token_are_what_it_adds_or_its_name() -> None:
 
 
 @pytest.mark.parametrize("kind", JOINING)
+@settings(deadline=None)
 @given(text=TEXTS, prompt=TEXTS, batch=st.integers(1, 4))
 def test_bytes_join_to_the_texts_bytes(kind: str, text: str, prompt: str, batch: int) -> None:
     encoder = ENCODERS[kind]
@@ -122,6 +124,7 @@ def test_bytes_join_to_the_texts_bytes(kind: str, text: str, prompt: str, batch:
     assert b"".join(written) == answer.text.encode()
 
 
+@settings(deadline=None)
 @given(prompt=TEXTS, text=TEXTS)
 def test_an_echo_joins_to_prompt_and_answer(encoder: PromptEncoder, prompt: str, text: str) -> None:
     before, tokens = encoder.encode_text(prompt).tolist(), encoder.encode_text(text, add_special_tokens=False).tolist()

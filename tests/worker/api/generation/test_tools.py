@@ -234,7 +234,7 @@ def test_strict_functions_of_its_own_accord(worker: WorkerProcess) -> None:
         ({"tools": [{"type": "function", "function": {"name": "x", "parameters": []}}]}, "tools[0].function.parameters"),
         ({"tools": [function("x", {"properties": 7})], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"functions": [{"name": "x"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
+        ({"function_call": {"name": "f"}}, "function_call"),
     ],
 
 )  # fmt: skip

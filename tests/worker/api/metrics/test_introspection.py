@@ -74,7 +74,7 @@ def test_times_and_steps_are_in_the_metrics(shared: WorkerProcess) -> None:
 
 def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace"
-    worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "64", "--limits", "idle_prefill_chunks=2").wait_ready()
+    worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "16").wait_ready()
     assert parse(worker.client.get("/internal/schedule").content.splitlines()).about["page_size"] > 0
     ask(worker, "traced", max_tokens=4, ignore_eos=True)
     assert worker.stop() == 0, "then the file is complete"
@@ -84,7 +84,7 @@ def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert re.search(r"^r0 +▒+█···$", shown, re.M), shown
-    assert "chunked_prefill_size 64" in shown
+    assert "chunked_prefill_size 16" in shown
     assert "Nobody" not in trace.read_text()
 
 

@@ -174,10 +174,13 @@ class EngineClient:
         if not self.serving:
             raise EngineNotReady(self.state.reason or "the engine is not ready")
 
-    def abort(self, id: str) -> None:
+    def abort(self, id: str, report: Callable[[Output], None] | None = None) -> None:
+        """End a sequence. `report` gets its last output, with what was computed."""
         self._stop_waiting(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
+            if report is not None:
+                self._receivers[id] = lambda item: report(item) if isinstance(item, Output) and item.finish is not None else None
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """Send an adapter change and return its result. Raise EngineGone.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -31,9 +31,14 @@ class Generation:
     A sequence is sent when the earlier ones that have no output yet count less than MAX_WAITING_TOKENS tokens.
     """
 
-    def __init__(self, client: EngineClient, submits: Sequence[Submit], traced: int = 0) -> None:
-        """`submits`: without ids. `traced`: number of them, the first ones, whose prefill chunks the engine reports."""
-        self._client = client
+    def __init__(
+        self, client: EngineClient, submits: Sequence[Submit], traced: int = 0, report: Callable[[Output], None] | None = None
+    ) -> None:
+        """`submits`: without ids. `traced`: number of them, the first ones, whose prefill chunks the engine reports.
+
+        `report` gets the last output of each sequence that leaving the context aborts.
+        """
+        self._client, self._report = client, report
         self._traced = traced
         self._arrived: list[tuple[int, Output] | EngineGone] = []
         self._unread_bytes = 0
@@ -57,7 +62,8 @@ class Generation:
 
     async def __aexit__(self, *exc: object) -> None:
         for index in tuple(self._open):
-            self.abort(index)
+            self._client.abort(self._ids[index], self._report)
+        self._open.clear()
         self._count_unsent(self._submits[self._sent :], -1)
 
     def _count_unsent(self, submits: Sequence[Submit], sign: int) -> None:

@@ -16,7 +16,7 @@ class IndexPublisher:
     def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int, arrival_rate: Callable[[], float]) -> None:
         """`arrival_rate`: returns the requests received per second."""
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
-        self.writer = IndexWriter(redis, config.index_namespace, card, lease_seconds=config.limits.lease_seconds)
+        self.writer = IndexWriter(redis, config.index_namespace, card)
         self._page_size, self._arrival_rate = page_size, arrival_rate
         self._on_joined: Callable[[], None] | None = None
 

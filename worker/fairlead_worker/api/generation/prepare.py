@@ -24,6 +24,9 @@ from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import AdapterInfo, Sampling, Submit, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
 
+MAX_LOGPROBS = 1 << 20
+"""Of a response: tokens of prompts and outputs times the alternatives of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -67,6 +70,16 @@ class GenerationRequest:
             reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are formatted."""
+        return self.needs_prompt_logprobs or any(each.sampling.logprobs for each in self.submits)
+
+    def count_finished_tokens(self) -> int:
+        """Return the tokens that were computed for finished choices, without cached ones."""
+        finished = [(place, choice) for place, choice in enumerate(self.choices) if choice.finish_reason is not None]
+        return sum(len(self.prompts[place // self.best_of]) - choice.cached_tokens + choice.output_tokens for place, choice in finished)
 
     def count_cached_tokens(self) -> tuple[int, int]:
         """Return the prompts' cached tokens, and how many of them came from the host tier."""
@@ -143,7 +156,7 @@ def prepare(
                     include_stop_str=sampling_request.output_options.include_stop_str,
                 )
             )
-    _check_logprobs(submits, worker.config.limits.max_logprob_entries)
+    _check_logprobs(submits)
     return GenerationRequest(
         prompts,
         sampling_request.n,
@@ -186,13 +199,13 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
     return base
 
 
-def _check_logprobs(submits: Sequence[Submit], most: int) -> None:
+def _check_logprobs(submits: Sequence[Submit]) -> None:
     """Raise ApiError 400 for too many log-probabilities. A response is held in memory: twenty per token for 128 choices are gigabytes."""
     entries = 0
     for submit in submits:
         sampling = submit.sampling
         entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
         entries += 0 if sampling.prompt_logprobs is None else len(submit.tokens) // 4 * (sampling.prompt_logprobs + 1)
-    if entries > most > 0:
-        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--limits max_logprob_entries)"
+    if entries > MAX_LOGPROBS:
+        message = f"logprobs: up to {entries} for all tokens together, and at most {MAX_LOGPROBS} are returned"
         raise invalid(f"{message}; lower max_tokens, n, or the number of log-probabilities per token", param="logprobs")

@@ -16,6 +16,7 @@ from fairlead_worker.api.engine.spans import EngineSpans
 from fairlead_worker.api.errors import ApiError, busy, failed, invalid
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
+from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 
@@ -35,6 +36,7 @@ class GenerationRun:
     worker: Worker
     generation_request: GenerationRequest
     span: Span
+    cpu: RequestCpu
     start_time: float = field(default_factory=time.monotonic)
     engine_spans: EngineSpans | None = field(init=False)
     """None: the request is not traced."""
@@ -62,6 +64,8 @@ class GenerationRun:
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
+                if output.mask_seconds:
+                    self.cpu.add_masks(output.mask_seconds, choice.output_tokens)
                 self._record_token(index, now)
                 if self.engine_spans is not None:
                     self.engine_spans.record(index, output, now)

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from array import array
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -138,23 +137,16 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
-        stream_options = request.stream_options
-        options = ReplyOptions(
-            model=model,
-            created=int(time.time()),
-            formatter=ChatFormatter(
-                request.request_id or context.request_id,
-                worker.encoder,
-                generation_request,
-                may_call=bool(tool_use.functions),
-                custom=tool_use.custom_names,
-                reasoning=request.include_reasoning is not False,
-                echo=_echo(request),
-            ),
-            include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
-            system_fingerprint=worker.system_fingerprint,
+        formatter = ChatFormatter(
+            request.request_id or context.request_id,
+            worker.encoder,
+            generation_request,
+            may_call=bool(tool_use.functions),
+            custom=tool_use.custom_names,
+            reasoning=request.include_reasoning is not False,
+            echo=_echo(request),
         )
+        options = ReplyOptions.of(worker, request, model, formatter)
         await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 
@@ -173,7 +165,7 @@ async def check_chat(
     tool_use = parse_tool_use(request)
     is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
-    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, origin, size, most)
+    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, context, request, origin, size, most)
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
@@ -210,12 +202,14 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
     return len(prompt)
 
 
-async def encode_messages(worker: Worker, request: ChatRequest, origin: RequestOrigin, size: int, most: int) -> "array[int]":
+async def encode_messages(
+    worker: Worker, context: RequestContext, request: ChatRequest, origin: RequestOrigin, size: int, most: int
+) -> "array[int]":
     """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     return await worker.encode(
-        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, origin.tenant
+        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
     )
 
 

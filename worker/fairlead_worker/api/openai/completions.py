@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import time
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -92,24 +91,19 @@ async def completions(worker: Worker, context: RequestContext) -> None:
     with worker.adapters.use(model) as adapter:
         origin = read_origin(context, request.cache_salt, request.priority, request.user)
         sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
-        prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, request, sampling_request)
+        prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, context, request, sampling_request)
         if (constraint := sampling_request.constraint) is not None:
             grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
             sampling_request = replace(sampling_request, grammar=grammar)
         generation_request = prepare(worker, prompts, sampling_request, adapter)
-        stream_options = request.stream_options
-        options = ReplyOptions(
-            model=model,
-            created=int(time.time()),
-            formatter=CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request),
-            include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
-            system_fingerprint=worker.system_fingerprint,
-        )
+        formatter = CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request)
+        options = ReplyOptions.of(worker, request, model, formatter)
         await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
 
 
-async def _prompts(worker: Worker, request: CompletionRequest, sampling_request: SamplingRequest) -> "list[array[int]]":
+async def _prompts(
+    worker: Worker, context: RequestContext, request: CompletionRequest, sampling_request: SamplingRequest
+) -> "list[array[int]]":
     """Return the token ids of each prompt: one text, several texts, one list of token ids, or several."""
     prompt = request.prompt
     if prompt is None or prompt == []:
@@ -133,4 +127,4 @@ async def _prompts(worker: Worker, request: CompletionRequest, sampling_request:
     def encode(text: "str | list[int]") -> "array[int]":
         return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.origin.salt, most)
 
-    return await worker.encode(lambda: [encode(text) for text in texts], sum(map(len, texts)), sampling_request.origin.tenant)
+    return await worker.encode_list(encode, texts, [len(text) for text in texts], context.cpu)

@@ -1,5 +1,6 @@
 """OpenAI's responses for completions and chats: whole documents and streams of chunks."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,8 @@ from fairlead_worker.api.answers.completions import (
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.prepare import GenerationRequest
+from fairlead_worker.api.schema import CommonRequest
+from fairlead_worker.api.worker import Worker
 
 ChunkChoice = ChatChunkChoice | CompletionChoice
 Chosen = TypeVar("Chosen", ChunkChoice, CompletionChoice | ChatChoice)
@@ -61,6 +64,14 @@ class ReplyOptions:
     include_usage: bool = False
     continuous_usage_stats: bool = False
     system_fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, worker: Worker, request: CommonRequest, model: str, formatter: ResponseFormatter) -> "ReplyOptions":
+        """Return what the request asks for."""
+        given = request.stream_options
+        usage = given is not None and bool(given.include_usage)
+        continuous = given is not None and given.wants_continuous_usage
+        return cls(model, int(time.time()), formatter, usage, continuous, worker.system_fingerprint)
 
     def fill(self, kind: Callable[..., Filled], choices: Sequence[Answer], **fields: Any) -> Filled:
         """Return an answer of this kind."""

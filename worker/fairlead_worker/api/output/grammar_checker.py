@@ -25,6 +25,7 @@ MEMORY_LIMIT_BYTES = 3 << 30
 """Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 DISABLED_MESSAGE = "structured output is disabled (--limits max_grammar_bytes 0)"
+CACHED_GRAMMARS = 64
 MAX_WAITING = 64
 """Unchecked grammars of a tenant that may wait in the queue. Its further requests get 429."""
 
@@ -97,7 +98,7 @@ class GrammarChecker:
         if verdict.error:
             logger.info("refused a grammar in %s: %s", constraint.field, verdict.error)
         self._verdicts[constraint] = verdict
-        while len(self._verdicts) > self._config.limits.grammar_cache_entries:
+        while len(self._verdicts) > CACHED_GRAMMARS:
             self._verdicts.popitem(last=False)
         return verdict
 

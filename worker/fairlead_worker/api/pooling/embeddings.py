@@ -78,7 +78,7 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
             max_tokens=most,
         ),
         size,
-        origin.tenant,
+        context.cpu,
     )
 
 

@@ -21,6 +21,7 @@ from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
+from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Output, Pooling, PoolingKind, Sampling, Submit, Timing
@@ -98,11 +99,12 @@ async def compute(
         name = texts[-1][0].partition("[")[0]
         raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
     origin = read_origin(context, request.cache_salt, request.priority, request.user)
-    size = sum(len(text) for _, text in texts)
     firsts: dict[str, array[int]] = {}
-    encoded = await worker.encode(
-        lambda: [_tokens(worker, request, name, text, origin.salt, firsts) for name, text in texts], size, origin.tenant
-    )
+
+    def encode(text: tuple[str, TextOrTokens | Pair]) -> "tuple[array[int], int]":
+        return _tokens(worker, request, *text, origin.salt, firsts)
+
+    encoded = await worker.encode_list(encode, texts, [len(text) for _, text in texts], context.cpu)
     with worker.adapters.use(model) as adapter:
         root = worker.root_of(adapter.digest if adapter else "", origin.salt)
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
@@ -110,14 +112,16 @@ async def compute(
             Submit("", tokens.tobytes(), sampling, root, origin.priority, origin.tenant, number, pooling=kind, second=second)
             for tokens, second in encoded
         ]
-        run = PoolingRun(worker, PooledTexts(model, [tokens for tokens, _ in encoded]), context.span)
+        run = PoolingRun(worker, PooledTexts(model, [tokens for tokens, _ in encoded]), context.span, context.cpu)
         try:
             await context.while_connected(run.execute(submits))
         except ClientGone:
             run.record_disconnect()
+            context.cpu.add_computed(run.num_computed)
             raise
         finally:
             run.log_summary(context.request_id)
+        context.cpu.tokens = sum(map(len, run.result.texts))
         return run.result
 
 
@@ -170,8 +174,11 @@ class PoolingRun:
     worker: Worker
     result: PooledTexts
     span: Span
+    cpu: RequestCpu
     start_time: float = field(default_factory=time.monotonic)
     num_finished: int = 0
+    num_computed: int = 0
+    """Tokens of the finished texts, without cached ones."""
     finish: str = "error"
     timings: list[Timing] = field(default_factory=list)
 
@@ -179,7 +186,12 @@ class PoolingRun:
         self.worker.check_queue_limit(len(submits), submits[0].tenant)
         vectors: list[array[float]] = [array("f")] * len(submits)
         spans = EngineSpans(self.span, self.start_time) if self.span.is_recording else None
-        async with Generation(self.worker.engine, submits, 0 if spans is None else MAX_TRACED) as generation:
+        traced = 0 if spans is None else MAX_TRACED
+
+        def report(output: Output) -> None:
+            self.cpu.add_computed(output.computed_tokens)
+
+        async with Generation(self.worker.engine, submits, traced, report) as generation:
             async for batch in generation.outputs():
                 for index, output in batch:
                     if spans is not None:
@@ -193,6 +205,7 @@ class PoolingRun:
         if not output.embedding:
             raise failed(f"the engine could not process a text: {output.error or output.finish}")
         self.num_finished += 1
+        self.num_computed += len(self.result.texts[index]) - output.cached_tokens
         self.result.cached_tokens += output.cached_tokens
         metrics.prompt_size.observe(len(self.result.texts[index]))
         metrics.e2e_latency.observe(time.monotonic() - self.start_time)

@@ -167,13 +167,14 @@ async def responses(worker: Worker, context: RequestContext) -> None:
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
     keys = response_keys(worker, context, body)
-    conversation = await read_conversation(worker, keys, body)
-    size = len(raw) + (0 if conversation is body else len(msgspec.json.encode(conversation.input)))
+    conversation = await read_conversation(worker, context, keys, body)
     stored_as = keys if body.store else None
     with rename_error_fields(RENAMED) as tool_fields:
-        conversion = convert(conversation)
-        tool_fields += conversion.tool_fields
-        chat = to_chat_request(conversion)
+        with context.cpu.measure():
+            size = len(raw) + (0 if conversation is body else len(msgspec.json.encode(conversation.input)))
+            conversion = convert(conversation)
+            tool_fields += conversion.tool_fields
+            chat = to_chat_request(conversion)
         async with prepare_chat(worker, context, chat, prompt_tokens, size) as (model, generation_request, _):
             save = None if stored_as is None else partial(save_response, worker, stored_as, conversation)
             id = context.request_id if stored_as is None else stored_as.first_id

@@ -29,7 +29,7 @@ def response_keys(worker: Worker, context: RequestContext, body: ResponsesBody) 
     return _keys(worker.response_store, context, new_id(), *([previous] if previous and ID.fullmatch(previous) else []))
 
 
-async def read_conversation(worker: Worker, keys: ResponseKeys | None, body: ResponsesBody) -> ResponsesBody:
+async def read_conversation(worker: Worker, context: RequestContext, keys: ResponseKeys | None, body: ResponsesBody) -> ResponsesBody:
     """Return the body with the whole conversation as its input. Instructions of earlier responses are not carried over, as in OpenAI's API.
 
     Raise ApiError 404 for an unknown `previous_response_id`. Without a store the body is unchanged, and the conversion refuses the field.
@@ -37,7 +37,7 @@ async def read_conversation(worker: Worker, keys: ResponseKeys | None, body: Res
     previous, store = body.previous_response_id, worker.response_store
     if previous is None or store is None or keys is None:
         return body
-    stored = await store.load(previous, keys, param="previous_response_id")
+    stored = await store.load(previous, keys, context.cpu, param="previous_response_id")
     items = [*stored.input, *stored.response["output"], *_input_items(body)]
     return msgspec.structs.replace(body, input=items, previous_response_id=None)
 
@@ -56,7 +56,7 @@ async def get_response(worker: Worker, context: RequestContext) -> None:
 async def delete_response(worker: Worker, context: RequestContext) -> None:
     """`DELETE /v1/responses/ID`."""
     store = _store(worker)
-    await store.delete(_id(context), _keys(store, context, _id(context)))
+    await store.delete(_id(context), _keys(store, context, _id(context)), context.cpu)
     await context.respond_json(DeletedResponse(_id(context)))
 
 
@@ -102,7 +102,7 @@ def _id(context: RequestContext) -> str:
 
 async def _load(worker: Worker, context: RequestContext) -> StoredResponse:
     store = _store(worker)
-    return await store.load(_id(context), _keys(store, context, _id(context)))
+    return await store.load(_id(context), _keys(store, context, _id(context)), context.cpu)
 
 
 def _keys(store: ResponseStore, context: RequestContext, *ids: str) -> ResponseKeys:

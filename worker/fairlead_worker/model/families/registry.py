@@ -8,7 +8,21 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, experts, gemma, glm, granite, lfm2, llama, mamba, mamba1, nemotron, qwen_hybrid
+from fairlead_worker.model.families import (
+    cohere,
+    deepseek,
+    experts,
+    gemma,
+    glm,
+    granite,
+    lfm2,
+    llama,
+    longcat,
+    mamba,
+    mamba1,
+    nemotron,
+    qwen_hybrid,
+)
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -24,10 +38,13 @@ FAMILIES: dict[str, type[Encoder]] = {
 """The encoders."""
 DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "arcee": llama.arcee,
+    "axk1": deepseek.deepseek_v3,
     "bamba": mamba.bamba,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cwm": llama.cwm,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
     "ernie4_5": llama.ernie,
     "exaone4": llama.exaone4,
     "falcon_h1": mamba.falcon_h1,
@@ -38,6 +55,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "glm": glm.glm,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
+    "glm4_moe_lite": deepseek.deepseek_v3,
     "gpt_oss": experts.gpt_oss,
     "granite": granite.granite,
     "granitemoe": granite.granite_moe,
@@ -48,8 +66,10 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
+    "longcat_flash": longcat.longcat_flash,
     "mamba": mamba1.mamba,
     "mamba2": mamba.mamba2,
+    "minicpm3": deepseek.minicpm3,
     "minimax_m2": experts.minimax_m2,
     "ministral": llama.mistral,
     "ministral3": llama.ministral3,
@@ -70,8 +90,11 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "starcoder2": llama.starcoder2,
+    "youtu": deepseek.youtu,
 }
 """The decoders. A function returns None for a config that has something else too, which transformers' own class then runs."""
+OF_LOADING = ("_keep_in_fp32_modules_strict", "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
+"""What transformers' class says of a family's checkpoints: corrections of a router stay in float32, A.X K1 has none, and so on."""
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -94,6 +117,7 @@ def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> typ
         "base_model_prefix": prefix,
         "__module__": __name__,
     }
+    members |= {name: getattr(family, name) for name in OF_LOADING}
     if prefix != "model":
         members["model"] = property(lambda model: model._modules[prefix])
     return type(str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), (Decoder,), members)

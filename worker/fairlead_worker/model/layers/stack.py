@@ -49,7 +49,7 @@ class Projections(nn.Module):
 
     STACK: ClassVar[str]
     """Name of the stack, or of the one layer that a checkpoint has instead of the parts."""
-    PARTS: ClassVar[tuple[str, ...]]
+    PARTS: tuple[str, ...]
     sizes: list[int]
     """Outputs of each part, of the whole model."""
 

@@ -53,6 +53,41 @@ static void copy_values(const Queries *q, const Word *tile, int64_t from, int64_
     }
 }
 
+typedef Word Four __attribute__((vector_size(16), aligned(4), may_alias));
+
+INLINE void transpose(Four *a) {
+    const Four ab = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), ab2 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+    const Four cd = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5), cd2 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+    a[0] = __builtin_shufflevector(ab, cd, 0, 1, 4, 5), a[1] = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    a[2] = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), a[3] = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+}
+
+/* Makes a tile of values of the first dimensions (a multiple of 4) of a tile of keys, for keys that contain their values; zeros for others
+ * than `from` to `to`. */
+static const Word *take_values(const Queries *q, const Word *keys, int64_t from, int64_t to, Word *out) {
+    const int64_t dim = q->job->layer->value_dim;
+    const int wide = q->job->step->kind == FLOAT32;
+    const Four low = {0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF};
+    for (int64_t d = 0; d < dim; d += 4)
+        for (int64_t k = 0; k < TILE; k += wide ? 4 : 8) {
+            Four part[4];
+            const Word *words = keys + (wide ? d : d / 2) * TILE + k;
+            for (int i = 0; wide && i < 4; i++)
+                part[i] = *(const Four *)(words + i * TILE);
+            for (int i = 0; !wide && i < 4; i += 2, words += TILE) {
+                const Four a = *(const Four *)words, b = *(const Four *)(words + 4);
+                const Four even = __builtin_shufflevector(a, b, 0, 2, 4, 6), odd = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+                part[i] = (even & low) | odd << 16, part[i + 1] = even >> 16 | (odd & ~low);
+            }
+            transpose(part);
+            for (int i = 0; i < 4; i++)
+                *(Four *)(out + ((wide ? k : k / 2) + i) * dim + d) = part[i];
+        }
+    if (from > 0 || to < TILE)
+        copy_values(q, out, from, to, out);
+    return out;
+}
+
 /* The tiles of one block of keys that some of the queries see, as token slots of the KV head, for pages of whole tiles. */
 typedef struct {
     int64_t first;
@@ -105,7 +140,7 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
     const Word *found[TILES];
     if (job->tiled_keys)
         stored(layer->keys, layer->key_dim * size, block, keys);
-    if (job->tiled_values)
+    if (job->tiled_values && layer->values)
         stored(layer->values, layer->value_dim * size, block, found);
     for (int t = 0; t < block->count; t++) {
         int64_t tile = block->first + t;
@@ -114,6 +149,11 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
             gather(q, layer->keys, layer->key_dim, 1, tile, from, to, key_tile);
             keys[t] = key_tile;
             key_tile += job->key_words * TILE;
+        }
+        if (!layer->values) {
+            values[t] = take_values(q, keys[t], from, to, value_tile);
+            value_tile += layer->value_dim * TILE;
+            continue;
         }
         const Word *at = job->tiled_values ? found[t] : NULL;
         int whole = at && from == 0 && to == TILE;
@@ -217,7 +257,7 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
         } else {
             score_all(kind, rows, q->query, job->key_words, keys, ahead, count, scores);
         }
-        ahead = job->tiled_values ? ahead_of(layer->values, layer->value_dim * size, &next, values, count, next_values) : NULL;
+        ahead = job->tiled_values && layer->values ? ahead_of(layer->values, layer->value_dim * size, &next, values, count, next_values) : NULL;
         soften(kind, q, block.first * TILE, count, scores, max, sum, keep, ahead);
         if (widens) {
             widen_tiles(values, count, TILE / 2, layer->value_dim, wide);
@@ -309,7 +349,7 @@ static void attend_item(const void *args, int64_t item) {
 
     int64_t rows = q.heads * q.tokens, stride = up(layer->value_dim, 16) * 16;
     Word query[rows * job->key_words * factor_size(step->kind)];
-    Word key_tiles[job->tiled_keys ? 1 : job->key_words * BLOCK], value_tiles[(job->tiled_values ? 2 * TILE : BLOCK) * layer->value_dim];
+    Word key_tiles[job->tiled_keys ? 1 : job->key_words * BLOCK], value_tiles[(job->tiled_values && layer->values ? 2 * TILE : BLOCK) * layer->value_dim];
     float output[rows * stride], max[BLOCK_ROWS], sum[BLOCK_ROWS];
     copy_queries(&q, query);
     q.query = query, q.key_tiles = key_tiles, q.value_tiles = value_tiles;

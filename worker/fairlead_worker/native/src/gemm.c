@@ -377,6 +377,30 @@ EXPORT void fairlead_linear(int32_t threads, const Linear *layer, const void *x,
     region(threads, call, &job);
 }
 
+typedef struct {
+    const Linear *layers;
+    int64_t count, x_step, y_step; /* bytes */
+    Job first;
+} Several;
+
+static void call_each(Member *member, const void *args) {
+    const Several *all = args;
+    Job job = all->first;
+    for (int64_t i = 0; i < all->count; i++) {
+        job.layer = all->layers + i;
+        compute(member, job);
+        job.forms[GIVEN].x += all->x_step, job.y = (char *)job.y + all->y_step;
+    }
+}
+
+/* As many layers of one size, each with rows and outputs of its own: those of layer i are i steps (in elements) behind those of layer 0. */
+EXPORT void fairlead_linears(int32_t threads, const Linear *layers, int64_t count, const void *x, int64_t x_stride, int64_t x_step, int64_t rows, void *y,
+                             int64_t y_stride, int64_t y_step) {
+    const int64_t size = bytes(layers->kind);
+    Several all = {layers, count, x_step * size, y_step * size, job_of(layers, x, x_stride, rows, y, y_stride, layers->kind)};
+    region(threads, call_each, &all);
+}
+
 EXPORT void fairlead_gated(int32_t threads, const Linear *layer, int32_t activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
     Job job = job_of(layer, x, x_stride, rows, y, y_stride, layer->kind);
     job.activation = activation;

@@ -31,6 +31,7 @@
 #define fairlead_gated AT_LEVEL(fairlead_gated)
 #define fairlead_largest AT_LEVEL(fairlead_largest)
 #define fairlead_linear AT_LEVEL(fairlead_linear)
+#define fairlead_linears AT_LEVEL(fairlead_linears)
 #define fairlead_normalise AT_LEVEL(fairlead_normalise)
 #define fairlead_pack AT_LEVEL(fairlead_pack)
 #define fairlead_rotate AT_LEVEL(fairlead_rotate)
@@ -75,7 +76,7 @@ void gated(Member *member, const Linear *layer, Activation activation, const voi
 
 /* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
 typedef struct {
-    void *keys, *values;
+    void *keys, *values; /* values NULL: a key begins with its value, whose size is a multiple of 4 */
     int32_t heads, kv_heads, key_dim, value_dim;
     float scaling;
     float softcap;  /* 0: none */

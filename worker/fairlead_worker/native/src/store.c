@@ -36,8 +36,9 @@ static void store_item(const void *args, int64_t item) {
         const char *value = (const char *)job->value + (first + p - start) * job->value_stride * size;
         for (int64_t h = 0; h < layer->kv_heads; h++) {
             store_key(job, place(job, layer->keys, layer->key_dim, row, h, job->tiled_keys ? tile * TILE : p), p % TILE, key + h * layer->key_dim * size);
-            store_value(job, place(job, layer->values, layer->value_dim, row, h, job->tiled_values ? tile * TILE : p), p % TILE,
-                        value + h * layer->value_dim * size);
+            if (layer->values)
+                store_value(job, place(job, layer->values, layer->value_dim, row, h, job->tiled_values ? tile * TILE : p), p % TILE,
+                            value + h * layer->value_dim * size);
         }
     }
 }

@@ -1,13 +1,30 @@
-"""What a process prints about flags and variables that it cannot use."""
+"""Flags and variables of a process: how they are read, and what is printed about those that it cannot use."""
 
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
+
+
+class FlagSettings(BaseSettings):
+    """Base of a configuration. Each flag is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FAIRLEAD_",
+        frozen=True,
+        extra="ignore",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+    )
 
 
 @contextmanager
