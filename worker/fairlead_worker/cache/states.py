@@ -81,7 +81,7 @@ class Snapshot:
     owner: Held | None
     """The running request that replaces it by its next one; None: it stays until it is evicted."""
     is_shared: bool = False
-    """Whether several prompts have it in common, as far as is known."""
+    """Whether a request has started from it, or several prompts are known to have its prefix."""
 
 
 class StatePrefixCache(PrefixCache):

@@ -197,7 +197,7 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
 
 
 class DecoderLayer(nn.Module):
-    """Attention, or a recurrent part in its place, and MLP. The norms that follow add their outputs to the residual."""
+    """Attention, a recurrent part or both, and an MLP; or only one of these. The norms that follow add their outputs to the residual."""
 
     def __init__(self, definition: Definition, index: int) -> None:
         super().__init__()
@@ -276,10 +276,10 @@ class DecoderLayer(nn.Module):
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
         mlp = self.mlp_or_experts
         if isinstance(mlp, GatedMlp | PlainMlp | StackedMlp):
-            own: torch.Tensor = mlp(states)
-            return own
-        answer = mlp(states[None])
-        out: torch.Tensor = (answer[0] if isinstance(answer, tuple) else answer)[0]
+            out: torch.Tensor = mlp(states)
+        else:
+            answer = mlp(states[None])
+            out = (answer[0] if isinstance(answer, tuple) else answer)[0]
         if self.definition.shared_mlp is not None:
             out = out + getattr(self, self.definition.shared_mlp[0])(states)
         return out

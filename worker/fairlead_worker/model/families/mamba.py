@@ -3,13 +3,11 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.families.granite import granite
 from fairlead_worker.model.layers.mamba2 import Mamba2, Mamba2Shape
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 
 MOE = "block_sparse_moe"
@@ -17,7 +15,7 @@ BAMBA = NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layerno
 
 
 def mamba2(config: Any) -> Definition:
-    shape = _shape(config, config.num_heads, config.head_dim, config.state_size, tuple(config.time_step_limit))
+    shape = make_shape(config, config.num_heads, config.head_dim, config.state_size, tuple(config.time_step_limit))
     return Definition.without_attention(
         config,
         make_norm=partial(RmsNorm, eps=config.layer_norm_epsilon),
@@ -85,38 +83,7 @@ def falcon_h1(config: Any) -> Definition | None:
     )
 
 
-def nemotron_h(config: Any) -> Definition | None:
-    """One part in each layer: Mamba 2, attention without positions, an MLP without a gate, or experts (NVIDIA 2025)."""
-    kinds = config.layers_block_type
-    shape = _shape(config, config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size, (config.time_step_min, float("inf")))
-    experts = make_experts(config, "mixer") if "moe" in kinds else None
-
-    def make_mlp(layer: int) -> nn.Module | None:
-        if kinds[layer] == "moe" and experts is not None:
-            return experts(layer)
-        if kinds[layer] != "mlp":
-            return None
-        return PlainMlp(config.hidden_size, config.intermediate_size, config.mlp_hidden_act, config.mlp_bias, ("up_proj", "down_proj"))
-
-    return Definition.read(
-        config,
-        activation=config.mlp_hidden_act,
-        make_norm=partial(RmsNorm, eps=config.layer_norm_epsilon),
-        norms=NormNames(before_attention="norm"),
-        embedding_name="embeddings",
-        norm_name="norm_f",
-        attention_name="mixer",
-        mlp_name="mixer",
-        bias=False,
-        output_bias=False,
-        make_mlp=make_mlp,
-        ropes=(None,) * len(kinds),
-        attends=tuple(kind == "full_attention" for kind in kinds),
-        recurrence=Recurrence("mixer", tuple(kind == "linear_attention" for kind in kinds), lambda _, index: Mamba2(shape, index)),
-    )
-
-
-def _shape(config: Any, heads: int, head_dim: int, state: int, limit: tuple[float, float]) -> Mamba2Shape:
+def make_shape(config: Any, heads: int, head_dim: int, state: int, limit: tuple[float, float]) -> Mamba2Shape:
     """Return the layers of a config with the names of Mamba 2."""
     return Mamba2Shape(
         width=config.hidden_size,

@@ -8,7 +8,21 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairlead_worker.model.decoder import Decoder, Definition
-from fairlead_worker.model.families import cohere, deepseek, experts, gemma, glm, granite, lfm2, llama, longcat, mamba, mamba1, qwen_hybrid
+from fairlead_worker.model.families import (
+    cohere,
+    deepseek,
+    experts,
+    gemma,
+    glm,
+    granite,
+    lfm2,
+    llama,
+    longcat,
+    mamba,
+    mamba1,
+    nemotron,
+    qwen_hybrid,
+)
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
@@ -61,7 +75,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
-    "nemotron_h": mamba.nemotron_h,
+    "nemotron_h": nemotron.nemotron_h,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "olmoe": experts.olmoe,
