@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2): keys and values of all heads are projections of one latent of each token.
 
 Only the latent and the rotated part of the key are stored. The projections are absorbed: queries are projected into the space of latents,
-which all heads attend to as one KV head, and what they read is projected to values. A chunk of a prompt would be faster with keys and values
+which all heads attend to as one KV head, and what they read is projected to values. Chunks of prompts would be faster with keys and values
 expanded (16 heads on one core, 512 tokens after 1,024: 39 ms a layer, not 122). But then a token's bits would depend on how its prompt is
 cut, and decodes would be slower (8 of 2,048 tokens: 7.2 ms, not 3.7).
 """
