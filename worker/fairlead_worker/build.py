@@ -221,9 +221,8 @@ def choose_modes(
     elif no_overlap and config.overlap == "on":
         logger.warning("--overlap on is ignored: %s", no_overlap)
     adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
-    no_pieces = ""
-    if config.tensor_parallel_size > 1:
-        no_pieces = f"--tensor-parallel-size {config.tensor_parallel_size}: rank 0 chooses graphs for decodes only"
+    ranks = config.tensor_parallel_size
+    no_pieces = f"--tensor-parallel-size {ranks}: rank 0 chooses graphs for decodes only" if ranks > 1 else ""
     had_pieces, failure = runner.pieces is not None, ""
     if steps.generates:
         failure = try_graphs(runner, adapter, progress or no_progress)

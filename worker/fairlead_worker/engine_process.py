@@ -232,7 +232,7 @@ def build(
         model_digest=loaded.digest,
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
-        backend=type(runner.backend).__name__,
+        backend=runner.attention,
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         decoder=runner.path,
         kv_groups=runner.kv_groups,

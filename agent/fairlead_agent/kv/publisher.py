@@ -15,10 +15,8 @@ class Publisher:
     nothing or the new blocks, never a mixture.
     """
 
-    def __init__(self, redis: RedisAccess | None, namespace: str, card: WorkerCard, lease_seconds: float = 10.0) -> None:
-        self._create: Callable[[], IndexWriter | None] = lambda: (
-            IndexWriter(redis, namespace, card, lease_seconds) if redis is not None else None
-        )
+    def __init__(self, redis: RedisAccess | None, namespace: str, card: WorkerCard) -> None:
+        self._create: Callable[[], IndexWriter | None] = lambda: IndexWriter(redis, namespace, card) if redis is not None else None
         self._writer = self._create()
         self._is_started = self._has_left = False
         self._is_empty = True

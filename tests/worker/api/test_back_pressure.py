@@ -4,6 +4,7 @@ import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -84,16 +85,16 @@ async def test_a_list_of_short_prompts_enters_in_parts() -> None:
 
 
 async def test_what_was_computed_for_aborted_sequences_is_reported() -> None:
-    engine, told = Engine(), list[int]()
+    engine, told = Engine(), list[tuple[int, int]]()
     client = EngineClient(engine)
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
-    async with Generation(client, [ONE, ONE], report=lambda output: told.append(output.computed_tokens)):
+    async with Generation(client, [ONE, ONE], report=lambda index, output: told.append((index, output.computed_tokens))):
         first, second = (message.id for message in engine.heard if isinstance(message, Submit))
         client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0, "stop"),)))
     client._handle(Step(outputs=(Output(second, b"\1\0\0\0", 0),)))
     assert not told, "it has not ended in the engine"
     client._handle(Step(outputs=(Output(second, b"", 0, "abort", computed_tokens=5),)))
-    assert told == [5] and not client._receivers
+    assert told == [(1, 5)] and not client._receivers
 
 
 async def test_masks_of_a_grammar_are_counted() -> None:
@@ -107,6 +108,28 @@ async def test_masks_of_a_grammar_are_counted() -> None:
     run = GenerationRun(cast(Any, worker), cast(Any, SimpleNamespace(choices=[choice])), NO_SPAN, cpu)
     assert [deltas async for deltas in run.deltas(cast(Any, Arrived()))]
     assert [value for _, value in cpu.report()] == [b"980"], "0.2 ms for each token are usual"
+
+
+async def test_masks_are_counted_of_a_choice_that_a_stop_string_ends() -> None:
+    class Arrived:
+        def abort(self, index: int, report: Any) -> None:
+            report(Output("r0", b"", 0, "abort", computed_tokens=30_000, mask_seconds=1.0))
+
+        async def outputs(self) -> Any:
+            yield [(0, Output("r0", b"\1\0\0\0", 0))]
+
+    def process(output: Output) -> OutputDelta:
+        choice.finish_reason = "stop"
+        return OutputDelta()
+
+    cpu = RequestCpu("anna", UnreportedCpu())
+    choice = SimpleNamespace(finish_reason=None, output_tokens=100, process=process, timing=None)
+    request = SimpleNamespace(choices=[choice], prompts=[[1]], best_of=1)
+    worker = MagicMock()
+    worker.engine.state.stall_seconds = 0.0
+    run = GenerationRun(worker, cast(Any, request), NO_SPAN, cpu)
+    assert [deltas async for deltas in run.deltas(cast(Any, Arrived()))]
+    assert [value for _, value in cpu.report()] == [b"980"], "the prompt's tokens pay for no mask"
 
 
 async def test_other_requests_get_their_turn_among_the_outputs_of_many_choices() -> None:

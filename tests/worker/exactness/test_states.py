@@ -43,7 +43,7 @@ def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: 
 
 
 def test_preempted_and_evicted(case: Case) -> None:
-    """Far too few pages and snapshots for all: requests are preempted, and what is left is reused."""
+    """With too few pages and snapshots, requests are preempted and prefixes are evicted. The rest is reused."""
     engine = Engine(case.loaded, chunk=64, pages=100, page_size=4, snapshots=6, settings=OPTIMIST | {"max_num_seqs": 256})
     for _ in range(2):
         assert engine.serve(case.prompts) == case.expected

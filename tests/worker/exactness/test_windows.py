@@ -58,7 +58,7 @@ def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: 
 
 @pytest.mark.parametrize("settings", [{}, {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}])
 def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
-    """Far too few pages for all: requests are preempted, prefixes lose window pages and all pages, and what is left is reused."""
+    """With too few pages, requests are preempted and prefixes are evicted, in part or whole. The rest is reused."""
     pages = {"mistral": 30, "gemma3": 50}.get(case.family, 60)
     engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=OPTIMIST | settings)
     for _ in range(2):

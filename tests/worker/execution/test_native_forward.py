@@ -123,7 +123,7 @@ def test_norm_weights_of_trained_models_run_natively(family: str, dtype: str, tm
 @pytest.mark.parametrize("model", [SMOLLM2, GEMMA3], ids=lambda model: model.name)
 def test_trained_models_run_natively_and_nearer_to_float32_than_their_modules(model: PackagedModel) -> None:
     native, layers = off(load_model(str(real_folder(model))))
-    assert native.mean() < 0.6 * layers.mean(), "0.35 on both: the modules round after every operation"
+    assert native.mean() < 0.6 * layers.mean(), "0.35 on both: the layers round after every operation"
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

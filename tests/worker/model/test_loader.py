@@ -201,7 +201,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rwkv": ({"attention_hidden_size": 16}, "does not use transformers' attention interface|max_position_embeddings"),
     "minimax": (
         {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]},
-        "1 of 2 layers use attention; recurrent or hybrid models are not served",
+        "1 of 2 layers use attention; recurrent layers without a definition of our own are not served",
+    ),
+    "qwen3_next": (
+        {"hidden_act": "gelu", "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["linear_attention", "full_attention"]},
+        "does not use transformers' attention interface",
     ),
 }
 

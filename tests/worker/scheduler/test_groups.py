@@ -34,7 +34,7 @@ class Served:
         assert cached is not None and cached >= min(predicted, (len(prompt) - 1) // PAGE * PAGE), (
             "the router predicts no more than is reused"
         )
-        assert abs(cached - hidden - predicted) < PAGE * BLOCK_PAGES, "what the router is told is what it could predict"
+        assert abs(cached - hidden - predicted) < PAGE * BLOCK_PAGES, "the router gets the number that it could predict"
         self.hits += cached >= PAGE * BLOCK_PAGES
         self.hidden += hidden > 0
         return machine.told[name].tokens

@@ -371,8 +371,9 @@ def test_load_counts() -> None:
     assert abs(load.step_seconds - 0.01) < 1e-9 and load.pages_free == 64 and load.pages_cached > 0
 
 
-def test_an_aborted_request_tells_what_was_computed_for_it() -> None:
-    """Without cached tokens, and nothing for one that waits."""
+@pytest.mark.parametrize("preempted", [False, True])
+def test_an_aborted_request_tells_what_was_computed_for_it(preempted: bool) -> None:
+    """Without cached tokens, nothing twice, and nothing for one that waits."""
     machine = EngineModel(128, 16, chunked_prefill_size=64, max_num_seqs=1)
     shared = prompt(320)
     machine.submit(shared, 1)
@@ -380,5 +381,9 @@ def test_an_aborted_request_tells_what_was_computed_for_it() -> None:
     running, waiting = machine.submit(shared + prompt(640, 1)), machine.submit(prompt(64, 2))
     machine.step()
     machine.step()
+    if preempted:
+        request = machine.scheduler._requests[running]
+        machine.scheduler.preempt(request)
+        machine.scheduler.waiting.add(request)
     told = [machine.scheduler.abort(name) for name in (running, waiting)]
     assert [output.computed_tokens for output in told if output is not None] == [128, 0]

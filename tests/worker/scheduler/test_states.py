@@ -34,7 +34,7 @@ class Served:
             machine.step()
         machine.check()
         cached, hidden = machine.told[name].cached_tokens, request.history.first_hidden
-        assert cached is not None and abs(cached - hidden - predicted) < BLOCK, "what the router is told is what it could predict"
+        assert cached is not None and abs(cached - hidden - predicted) < BLOCK, "the router gets the number that it could predict"
         self.hits += cached >= BLOCK
         self.over += predicted - cached >= BLOCK
         return machine.told[name].tokens

@@ -68,9 +68,9 @@ async def send_answer(
     """
     run = GenerationRun(worker, generation_request, context.span, context.cpu)
 
-    def report(output: Output) -> None:
+    def report(index: int, output: Output) -> None:
         """Charge a sequence that was aborted. Once an answer has begun, its tokens are in the usage."""
-        context.cpu.add_masks(output.mask_seconds, output.computed_tokens)
+        run.add_masks(index, output)
         if not context.response_started:
             context.cpu.add_computed(output.computed_tokens)
 

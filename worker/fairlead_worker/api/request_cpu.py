@@ -27,7 +27,7 @@ MOST_TENANTS: Final = 1024
 
 
 class UnreportedCpu:
-    """CPU seconds of requests whose client left before its answer began, by tenant. The tenant's next answer reports them."""
+    """CPU seconds that no answer has reported, by tenant: of requests without an answer, and of streams after their head."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, float] = OrderedDict()
@@ -47,7 +47,7 @@ class UnreportedCpu:
     def check(self, tenant: str) -> None:
         """Raise ApiError 429 for a tenant with too many seconds: without an answer it would never pay for them."""
         if (seconds := self._seconds.get(tenant, 0.0)) > MOST_UNREPORTED:
-            raise busy(f"your requests whose clients disconnected have computed for {seconds:.1f} s; try again", 1)
+            raise busy(f"your earlier requests have computed for {seconds:.1f} s that no answer has reported; try again", 1)
 
 
 def excess(seconds: float, each: float, tokens: int) -> float:

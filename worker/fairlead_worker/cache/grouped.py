@@ -103,8 +103,8 @@ class GroupedPrefixCache(PrefixCache):
 
     Eviction takes window pages, the longest unused first, and nodes that no cached page needs any more. Of an unused prefix the pages just
     before its last window go first, then those before them, and its last window goes last. So what the index sees shrinks from its end,
-    and a conversation can continue until all of it is evicted. Last windows outlast other pages that were used later, until they are
-    three quarters of all: else the ends of prompts that nobody continues would leave no place for prefixes that prompts share.
+    and a conversation can continue until all of it is evicted. Last windows outlast other pages that were used later, but only while
+    they are at most three quarters of the unused pages. So prefixes that prompts share keep a place.
     """
 
     def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, groups: CacheGroups, chunk_tokens: int) -> None:

@@ -54,6 +54,8 @@ class ModelRunner:
         self.loaded = loaded
         self.backend = backend
         chosen = choose_forward(loaded, backend, native_decoder)
+        self.attention = type(backend.attention if isinstance(backend, StatefulBackend) else backend).__name__
+        """Class of the attention backend."""
         self.path = chosen.path
         """How rows without an adapter are computed."""
         self.forward: Forward = chosen

@@ -24,7 +24,7 @@ from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling", "comm")))
 CUDA_STUBS = Path("/usr/local/cuda/lib64/stubs")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-"""The activations of `fused.gated.ACTIVATIONS`, by FlashInfer's module names."""
+"""The activations of `layers.mlp.KERNELS`, by FlashInfer's module names."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -212,20 +212,24 @@ class StatefulBackend:
 def count_slots(specs: Sequence[StateSpec], spec: KVSpec, running: int, snapshots: int, room: int) -> StateSlots:
     """Return how many slots there are.
 
-    running: requests that the configuration lets run at once. snapshots: as set; 0: states get half of `room` bytes, all of it if there is
-    no KV, and running requests at most half of the slots. room: for KV and states; 0: not known, then there are as many snapshots as
-    running requests. Raises ValueError if there is room for no request.
+    States get half of `room` bytes, all of it if there is no KV. running: requests that the configuration lets run at once. snapshots: as
+    set; 0: running requests get at most half of the slots. room: for KV and states; 0: not known, then there are as many snapshots as set
+    or as running requests. Raises ValueError if there is room for no request.
     """
     each = sum(state.bytes for state in specs)
-    if snapshots or not room:
+    if not room:
         return StateSlots(running, running + (snapshots or running), each)
     share = room // 2 if spec.page_bytes else room
     slots = share // each - 1  # one stays zero
-    if slots < 2:
+    if slots <= (least := snapshots or 1):
         raise ValueError(
-            f"no memory for recurrent states: those of one request take {each} bytes, two and one of zeros are needed, and there is room "
-            f"for {share}; raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), or free memory"
+            f"no memory for recurrent states: those of one request take {each} bytes, there must be room for {least + 2} of them, one of "
+            f"zeros, and there are {share} bytes; raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), lower --limits "
+            "state_snapshots, or free memory"
         )
+    if snapshots:
+        running = min(running, slots - snapshots)
+        return StateSlots(running, running + snapshots, each)
     running = min(running, slots // 2)
     most = room // 2 // spec.page_bytes if spec.page_bytes else TOKENS // spec.page_size  # one for each page
     return StateSlots(running, min(slots, running + max(most, running)), each)

@@ -475,7 +475,7 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
 }
 _INTERFACE: Final = "does not use transformers' attention interface"
-_STATE: Final = "recurrent or hybrid models are not served"
+_STATE: Final = "recurrent layers without a definition of our own are not served"
 _INDEXER: Final = "tokens that an indexer chooses"
 _INDEXED: Final = {**_ROUTED, **_LATENT, **_GROUPS, "index_head_dim": 16, "index_n_heads": 2}
 _TWICE: Final = "attends twice in one pass"

@@ -34,6 +34,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         raise UnsupportedAttention(f"{name} did not run with a replaced attention function: {cause}") from cause
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(seen) != list(range(expected)):
-        raise UnsupportedAttention(f"{name}: {len(seen)} of {expected} layers use attention; recurrent or hybrid models are not served")
+        found = f"{len(seen)} of {expected} layers use attention"
+        raise UnsupportedAttention(f"{name}: {found}; recurrent layers without a definition of our own are not served")
     model.set_attn_implementation(ATTENTION)
     return tuple(seen[layer] for layer in range(expected))

@@ -86,7 +86,7 @@ class Scheduler:
         else:
             self.finish(request)
         history = request.history
-        computed = max(history.lost, request.computed - history.cached)
+        computed = max(history.lost, request.computed) - history.reported_cached
         return Output(request.id, b"", history.reported_cached, "abort", computed_tokens=computed, mask_seconds=request.mask_seconds)
 
     @property

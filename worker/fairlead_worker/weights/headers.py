@@ -32,7 +32,7 @@ LARGEST_HEADER = 100_000_000
 PARTIAL = 206
 """HTTP status of a range; a server that knows none sends the whole file."""
 ReadRange = Callable[[str, int, int], tuple[bytes, int]]
-"""Returns bytes `begin` to `end` of a file, or less at its end, and the size of the file."""
+"""Returns the bytes of a file from `begin` to `end`, fewer if the file ends before, and the size of the file."""
 
 
 def resolve_headers(uri: str, scratch: Path) -> Path:

@@ -32,11 +32,11 @@ class Generation:
     """
 
     def __init__(
-        self, client: EngineClient, submits: Sequence[Submit], traced: int = 0, report: Callable[[Output], None] | None = None
+        self, client: EngineClient, submits: Sequence[Submit], traced: int = 0, report: Callable[[int, Output], None] | None = None
     ) -> None:
         """`submits`: without ids. `traced`: number of them, the first ones, whose prefill chunks the engine reports.
 
-        `report` gets the last output of each sequence that leaving the context aborts.
+        `report` gets the number and the last output of each sequence that leaving the context, or a slow client, aborts.
         """
         self._client, self._report = client, report
         self._traced = traced
@@ -62,19 +62,21 @@ class Generation:
 
     async def __aexit__(self, *exc: object) -> None:
         for index in tuple(self._open):
-            self._client.abort(self._ids[index], self._report)
-        self._open.clear()
+            self._abort_reported(index)
         self._count_unsent(self._submits[self._sent :], -1)
 
     def _count_unsent(self, submits: Sequence[Submit], sign: int) -> None:
         self._client.unsent += sign * len(submits)
         self._client.unsent_tokens += sign * sum(len(each.tokens) // 4 for each in submits)
 
-    def abort(self, index: int) -> None:
-        """Stop sequence `index`: its client disconnected, or a stop string was found."""
+    def abort(self, index: int, report: Callable[[Output], None] | None = None) -> None:
+        """Stop sequence `index`. `report` gets its last output."""
         if index in self._open:
             self._open.discard(index)
-            self._client.abort(self._ids[index])
+            self._client.abort(self._ids[index], report)
+
+    def _abort_reported(self, index: int) -> None:
+        self.abort(index, None if self._report is None else partial(self._report, index))
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
         """Yield batches of (sequence, output) with everything that arrived since the last batch. End with the last sequence.
@@ -122,7 +124,7 @@ class Generation:
             self._arrived.append((index, output))
         else:  # nothing more is stored, so the engine can stop
             for each in tuple(self._open):
-                self.abort(each)
+                self._abort_reported(each)
 
     def _deliver(self, index: int, item: Output | EngineGone) -> None:
         """Store an output of a sequence, or the engine's end, and wake `outputs`."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import GRAMMAR_WAITED
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Output
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class GenerationRun:
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
                 if output.mask_seconds:
-                    self.cpu.add_masks(output.mask_seconds, choice.output_tokens)
+                    self.add_masks(index, output)
                 self._record_token(index, now)
                 if self.engine_spans is not None:
                     self.engine_spans.record(index, output, now)
@@ -78,9 +79,13 @@ class GenerationRun:
                 if choice.finish_reason is not None:
                     self._record_finish(index, now)
                     if output.finish is None:
-                        generation.abort(index)
+                        generation.abort(index, partial(self.add_masks, index))
             if deltas:
                 yield deltas
+
+    def add_masks(self, index: int, output: Output) -> None:
+        """Charge the masks that a choice's last output tells, also of one that a stop string has ended here."""
+        self.cpu.add_masks(output.mask_seconds, self.generation_request.choices[index].output_tokens)
 
     def _to_api_error(self, index: int, error: SequenceFailed) -> ApiError:
         """Return the error of a failed sequence. The grammar check cannot try every path of a grammar, so its failure is a 400."""

@@ -188,7 +188,7 @@ class PoolingRun:
         spans = EngineSpans(self.span, self.start_time) if self.span.is_recording else None
         traced = 0 if spans is None else MAX_TRACED
 
-        def report(output: Output) -> None:
+        def report(_: int, output: Output) -> None:
             self.cpu.add_computed(output.computed_tokens)
 
         async with Generation(self.worker.engine, submits, traced, report) as generation:

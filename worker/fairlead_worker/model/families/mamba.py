@@ -10,7 +10,6 @@ from fairlead_worker.model.layers.mamba2 import Mamba2, Mamba2Shape
 from fairlead_worker.model.layers.mlp import GatedMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 
-MOE = "block_sparse_moe"
 BAMBA = NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm")
 
 

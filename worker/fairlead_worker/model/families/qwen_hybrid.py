@@ -35,8 +35,6 @@ def _hybrid(config: Any, kind: type[GatedDelta], **different: Any) -> Definition
         config.rms_norm_eps,
     )
     layers = tuple(each == "linear_attention" for each in config.layer_types)
-    if "make_mlp" in different:
-        different["inner"] = 0
     return Definition.read(
         config,
         **{

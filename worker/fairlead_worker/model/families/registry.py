@@ -101,10 +101,16 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return our class of a decoder; transformers' own, the generic path, of a family or a config that is not ours."""
     define = DECODERS.get(config.model_type)
     definition = None if define is None else define(config)
-    if define is None or definition is None or definition.activation not in ACTIVATIONS:
+    if define is None or definition is None or not _computes(definition):
         family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
         return family
     return _decoder_class(config.model_type, type(config))  # type: ignore[arg-type]  # a class is hashable
+
+
+def _computes(definition: Definition) -> bool:
+    """Return whether layers of our own have the config's activations: recurrent ones have silu alone, as all that were published."""
+    recurrent = getattr(definition.config, "mamba_hidden_act", None) or getattr(definition.config, "hidden_act", "silu")
+    return definition.activation in ACTIVATIONS and (definition.recurrence is None or recurrent == "silu")
 
 
 @cache

@@ -39,10 +39,6 @@ class GroupedExperts:
         return sum_choices(torch.empty_like(answers).index_copy_(0, order, answers), top_k_weights)
 
 
-def has_experts(model: nn.Module) -> bool:
-    return any(map(is_experts, model.modules()))
-
-
 def fuse_experts(model: nn.Module, library: Library, changes: Changes) -> None:
     """Give every module of experts a `GroupedExperts`, each compared with its own forward. Raises Unfused."""
     for module in filter(is_experts, model.modules()):

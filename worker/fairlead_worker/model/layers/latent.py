@@ -75,7 +75,7 @@ class LatentAttention(Projections):
     STACK = "qkv_a_proj"
 
     def __init__(self, width: int, index: int, spec: LayerSpec, sizes: LatentSizes, bias: bool) -> None:
-        """spec: of the whole model. index: of the layer. bias: of the first projections and the last one."""
+        """spec: of the whole model. index: among layers with attention. bias: of the first projections and the last one."""
         super().__init__()
         self.index, self.latent, self._spec = index, sizes, spec
         heads, rank = spec.heads, sizes.q_lora_rank
