@@ -69,6 +69,7 @@ class SmallForward:
     """Two layers of attention with random weights, in float16, with clear differences between the logits. Implements `Forward`."""
 
     can_score = True
+    path = "layers"
 
     def __init__(
         self, place: Callable[[torch.Tensor], torch.Tensor], add: Callable[[torch.Tensor], torch.Tensor] = lambda update: update

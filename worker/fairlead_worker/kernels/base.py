@@ -8,13 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from fairlead_worker.cache.states import RowState
 from fairlead_worker.native.memory import LINE
+
+if TYPE_CHECKING:  # the stage that compiles kernels has no cache
+    from fairlead_worker.cache.states import RowState
 
 FLOAT8 = torch.float8_e4m3fn
 """Dtype of KV in 8 bits (vLLM's `fp8`)."""
@@ -182,7 +184,7 @@ class PackedStep:
     """None: the arrays on the device were changed or made there."""
     others: Sequence[GroupPages] = ()
     """Of each group after the first one; empty if all layers are in one group."""
-    states: Sequence[RowState | None] = ()
+    states: "Sequence[RowState | None]" = ()
     """[R] where each row's recurrent states are (`kernels/states.py`); empty if no row keeps any."""
 
     def with_pages(self, first: GroupPages, others: Sequence[GroupPages] = ()) -> "PackedStep":
