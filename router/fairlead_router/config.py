@@ -21,6 +21,14 @@ NOT_FORWARDED = frozenset(
 """Headers of clients that the router uses itself, so that workers do not get them."""
 
 
+def check_session_header(value: str) -> str:
+    """Return the name in lower case. Raises ValueError for one that no client sends, or that the router uses itself."""
+    name = value.lower()
+    if re.fullmatch(r"[a-z0-9-]+", name) is None or name.encode() in NOT_FORWARDED or name.startswith("x-fairlead-"):
+        raise ValueError("give the name of a header of the client's own, such as x-user-id; the router uses this one itself")
+    return name
+
+
 class RouterConfig(FlagSettings):
     """Flags of `fairlead-router`."""
 
@@ -112,10 +120,7 @@ class RouterConfig(FlagSettings):
     @field_validator("session_header")
     @classmethod
     def _readable_header(cls, value: str) -> str:
-        name = value.lower()
-        if re.fullmatch(r"[a-z0-9-]+", name) is None or name.encode() in NOT_FORWARDED or name.startswith("x-fairlead-"):
-            raise ValueError("give the name of a header of the client's own, such as x-user-id; the router uses this one itself")
-        return name
+        return check_session_header(value)
 
     @field_validator("allowed_origins")
     @classmethod

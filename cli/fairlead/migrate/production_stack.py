@@ -10,6 +10,7 @@ from fairlead.migrate.fields import Fields, NotMigratable, quantity, reasons, wh
 from fairlead.migrate.finish import finish
 from fairlead.migrate.pods import keep_volume, read_container, read_env, read_pod
 from fairlead_operator.api.resources import NVIDIA
+from fairlead_router.config import check_session_header
 
 ENGINES = "servingEngineSpec"
 MODEL = f"{ENGINES}.modelSpec"
@@ -151,7 +152,10 @@ def _read_router(draft: Draft, router: Fields) -> None:
         if logic not in (*_POLICIES, "prefixaware", "kvaware"):
             draft.note(router.at("routingLogic"), "PrefixAware, for workers that do both prefill and decode, replaces it", logic)
         if str(logic).lower() == "session" and (header := router.take("sessionKey")) is not None:
-            draft.put("routing.args", [f"--session-header={header}"], router.at("sessionKey"))
+            try:
+                draft.put("routing.args", [f"--session-header={check_session_header(str(header))}"], router.at("sessionKey"))
+            except ValueError:
+                draft.note(router.at("sessionKey"), "the router takes no session from this header: it reads x-session-id", header)
     draft.put("routing.metricsNames", "VLLM", "routerSpec")  # so that dashboards of production-stack keep their metrics
 
 

@@ -125,6 +125,8 @@ class Worker:
         self.check_requested = asyncio.Event()
         self.marked_unhealthy = False
         """A request failed there since the last check began, so that check's answer may be older than the failure."""
+        self._retried_tokens: dict[str, float] = {}
+        """By tenant: expected tokens of requests that another worker got after this one fell silent."""
 
     @property
     def usable(self) -> bool:
@@ -179,6 +181,14 @@ class Worker:
         """Exclude the worker until its next health check, which is requested immediately: a request failed there."""
         self.ready, self.marked_unhealthy = False, True
         self.check_requested.set()
+
+    def record_retried(self, tenant: str, tokens: float) -> None:
+        """Record that another worker gets a request of so many expected tokens, which this silent one may have computed."""
+        self._retried_tokens[tenant] = self._retried_tokens.get(tenant, 0.0) + tokens
+
+    def price_to_charge(self, tenant: str, price: float) -> float:
+        """Return the price of this worker's report without what it computed for retried requests: the tenant pays for the retries."""
+        return max(0.0, price - self._retried_tokens.pop(tenant, 0.0))
 
     def request_check(self) -> None:
         """Request a health check, unless one has just been made: the index holds another incarnation than it last reported."""

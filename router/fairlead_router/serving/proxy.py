@@ -82,7 +82,9 @@ class Proxy:
                 except LostBeforeHead as error:
                     span.fail("lost")
                     self._record_failure(choice, "lost", error)
-                    if not isinstance(error, WorkerSilent):
+                    if isinstance(error, WorkerSilent):
+                        choice.worker.record_retried(call.caller.tenant.name, ticket.cost)
+                    else:
                         attempts.record_lost(
                             choice.worker, 1.0 if monotonic() - began > DYING_SECONDS else 0.5, final=fresh or error.was_resent
                         )
@@ -95,7 +97,7 @@ class Proxy:
                 worker, cached = choice.worker, _cached_tokens(head)
                 span.set({"http.response.status_code": head.status, "fairlead.cached_tokens": cached})
                 if call.account is not None and (cpu := head.get(b"x-fairlead-cpu-ms")) is not None:
-                    call.account.use(price_of_report(cpu))
+                    call.account.use(worker.price_to_charge(call.caller.tenant.name, price_of_report(cpu)))
                 try:
                     if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
                         self._metrics.count_retry("busy")

@@ -83,6 +83,14 @@ def test_a_value_that_names_a_secret_is_not_shown(more: str) -> None:
     assert "SECRET" not in written and "lmcacheConfig (not shown)" in written and "routerSpec" in written
 
 
+@pytest.mark.parametrize("header", ["", "Authorization", "x user"])
+def test_a_session_header_that_the_router_refuses_is_left_out(header: str) -> None:
+    router = f"routerSpec: {{routingLogic: session, sessionKey: '{header}'}}"
+    made, messages = only(f"servingEngineSpec: {{modelSpec: [{{name: a, modelURL: o/a, requestGPU: 1}}]}}\n{router}")
+    assert made["spec"]["routing"] == {"policy": "Session", "metricsNames": "VLLM"}
+    assert "routerSpec.sessionKey" in messages and "it reads x-session-id" in messages
+
+
 @pytest.mark.parametrize("empty", ["{}", "null"])
 def test_an_empty_entry_is_named_without_the_others(empty: str) -> None:
     entry = "{name: b, modelURL: o/b, requestGPU: 1, hf_token: SECRET}"

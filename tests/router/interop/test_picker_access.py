@@ -8,10 +8,13 @@ import grpc
 import pytest
 from tests.router.gateway import gateway, set_headers
 from tests.router.harness import Fleet, eventually
+from tests.router.interop.picker import in_flight
 from tests.router.tenancy.test_access import ANNA, BORIS, SECRET, guarded
+from tests.router.tenancy.test_quota import level
 
 from fairlead_index.salts import cache_salt
 from fairlead_router.interop.picker import server
+from fairlead_router.request.price import LEFT_PRICE
 
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "hello there", "max_tokens": 50}).encode()
@@ -109,6 +112,26 @@ async def test_tokenize_requests_are_charged_too(fleet: Fleet, tmp_path: Path) -
         (account,) = (one for name, one in router.server.router.handler._accounts._accounts.items() if name == "anna")
         assert account.level < -800
         exchange.call.cancel()
+
+
+@pytest.mark.parametrize("runtime", ["", "vllm"])
+async def test_a_gateways_client_that_leaves_before_its_answer_pays_as_the_routers(fleet: Fleet, tmp_path: Path, runtime: str) -> None:
+    """A worker reports what it computed with the tenant's next answer. An agent does not, so there the expected tokens stay charged."""
+    tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 10_000}}
+    router, _ = await guarded(fleet, tmp_path, tenants, picker_port=0, picker_tls="off")
+    assert router.server.router.picker is not None
+    for worker in router.table:
+        worker.runtime = runtime
+    body = json.dumps({"prompt": "word " * 100, "max_tokens": 200}).encode()
+    async with gateway(router.server.router.picker.port) as asking:
+        exchange = asking.exchange()
+        await exchange.request(PATH, body, authorization=f"Bearer {ANNA}")
+        await exchange.picked()
+        expected = 10_000 - level(router)
+        exchange.call.cancel()
+        await eventually(lambda: not in_flight(router), "it has ended")
+    paid = 10_000 - level(router) - LEFT_PRICE
+    assert expected > 300 and paid == pytest.approx(expected if runtime else 0, abs=150)
 
 
 async def test_bodies_from_a_gateway_count_against_max_inflight_bytes(fleet: Fleet) -> None:

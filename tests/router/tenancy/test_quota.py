@@ -79,6 +79,36 @@ async def test_a_request_that_was_retried_is_charged_once(fleet: Fleet, tmp_path
     assert await router.metric("fairlead_router_retries_total") >= 2, "some were sent to workers that died"
 
 
+async def test_a_request_that_was_retried_after_silence_is_charged_once(fleet: Fleet, tmp_path: Path) -> None:
+    """The silent worker takes the router's leaving for the client's: it reports what it computed with the tenant's next answer."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"anna": {"tokensPerMinute": 6, "burstTokens": 20_000}}))
+    silent = await fleet.worker(behaviour=Exchange.until_client_gone)
+    router = await fleet.router(silent, await fleet.worker(behaviour=reports_usage(400, 10)), policy="RoundRobin", api_keys_file=str(path))
+    (one,) = (one for one in router.table if one.address == silent.address)
+    requests = 0
+
+    async def ask_until(received: int) -> None:
+        nonlocal requests
+        while len(silent.received) < received:
+            requests += 1
+            asked = asyncio.create_task(ask(router, ANNA, "word " * 400, max_tokens=20))
+            await eventually(lambda: asked.done() or len(silent.received) == received, "a worker has it")  # noqa: B023
+            if silent.behaviour is Exchange.until_client_gone:
+                one.pool.fail_unanswered()
+            assert (await asked).status_code == 200
+
+    async def reports(exchange: Exchange) -> None:
+        await exchange.whole(200, {"choices": []}, x_fairlead_usage="400 10", x_fairlead_cpu_ms="1")
+
+    await ask_until(1)
+    silent.behaviour = reports
+    await eventually(lambda: one.usable, "it is ready again")
+    await ask_until(3)
+    expected = 20_000 - 410 * requests - 250
+    await eventually(lambda: expected <= level(router) < expected + 5, "of two reports of 250 tokens, the first was paid for")
+
+
 async def test_uncomputed_requests_pay_for_their_reading_and_truncated_ones_are_estimated(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, SLOW)
 

@@ -84,17 +84,19 @@ async def test_a_list_of_short_prompts_enters_in_parts() -> None:
         assert len(engine.heard) == some + 1 and client.unsent == some - 1
 
 
-async def test_what_was_computed_for_aborted_sequences_is_reported() -> None:
+async def test_what_was_computed_for_sequences_whose_client_left_is_reported() -> None:
+    """One has ended and its last output was not read, one ends before the engine knows, one is aborted."""
     engine, told = Engine(), list[tuple[int, int]]()
     client = EngineClient(engine)
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
-    async with Generation(client, [ONE, ONE], report=lambda index, output: told.append((index, output.computed_tokens))):
-        first, second = (message.id for message in engine.heard if isinstance(message, Submit))
-        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0, "stop"),)))
-    client._handle(Step(outputs=(Output(second, b"\1\0\0\0", 0),)))
-    assert not told, "it has not ended in the engine"
-    client._handle(Step(outputs=(Output(second, b"", 0, "abort", computed_tokens=5),)))
-    assert told == [(1, 5)] and not client._receivers
+    async with Generation(client, [ONE] * 3, report=lambda index, output: told.append((index, output.computed_tokens))):
+        first, second, third = (message.id for message in engine.heard if isinstance(message, Submit))
+        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0, "stop", computed_tokens=7),)))
+    assert told == [(0, 7)]
+    client._handle(Step(outputs=(Output(second, b"\1\0\0\0", 0, "length", computed_tokens=6), Output(third, b"\1\0\0\0", 0))))
+    assert told == [(0, 7), (1, 6)], "the third has not ended in the engine"
+    client._handle(Step(outputs=(Output(third, b"", 0, "abort", computed_tokens=5),)))
+    assert told == [(0, 7), (1, 6), (2, 5)] and not client._receivers
 
 
 async def test_masks_of_a_grammar_are_counted() -> None:

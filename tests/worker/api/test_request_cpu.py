@@ -4,13 +4,17 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tests.worker.api.process import WorkerProcess, until
+from tokenizers import Tokenizer
 
 from fairlead_router.request.price import MICROSECONDS_A_TOKEN
+from fairlead_worker.api import request_cpu
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.request_cpu import (
     COUNTED_BYTES,
@@ -24,20 +28,28 @@ from fairlead_worker.api.request_cpu import (
 )
 
 ANNA = {"x-fairlead-tenant": "anna"}
+ROUNDING = 0.5
+"""Milliseconds of a report."""
 LARGE, CHUNKED = {b"content-length": b"%d" % COUNTED_BYTES}, {b"transfer-encoding": b"chunked"}
 
 
-def compute(seconds: float) -> None:
-    began = time.thread_time()
-    while time.thread_time() - began < seconds:
-        pass
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that takes so many seconds of the thread's CPU time; nothing else takes any."""
+    now = [0.0]
+    monkeypatch.setattr(request_cpu, "thread_time", lambda: now[0])
+
+    def compute(seconds: float) -> None:
+        now[0] += seconds
+
+    return compute
 
 
 def reported(cpu: RequestCpu) -> int:
     return sum(int(value) for name, value in cpu.report() if name == HEADER)
 
 
-async def test_the_steps_of_a_request_are_counted_and_not_those_of_others() -> None:
+async def test_the_steps_of_a_request_are_counted_and_not_those_of_others(compute: Callable[[float], None]) -> None:
     cpu, turn = RequestCpu("anna", UnreportedCpu()), asyncio.Event()
 
     async def other() -> None:
@@ -50,7 +62,7 @@ async def test_the_steps_of_a_request_are_counted_and_not_those_of_others() -> N
         await turn.wait()
         await beside
         compute(0.02)
-        assert 40 <= reported(cpu) < 100, "with the step that runs"
+        assert reported(cpu) == 40, "with the step that runs"
         compute(0.2)
 
     await cpu.count(work(), LARGE)
@@ -115,7 +127,7 @@ def test_tokens_of_the_usage_pay_for_tokenizing_them_and_for_usual_masks() -> No
     assert unreported.take("anna") == pytest.approx(0.008 + 0.012 + 0.9)
 
 
-def test_a_block_is_measured_once() -> None:
+def test_a_block_is_measured_once(compute: Callable[[float], None]) -> None:
     cpu = RequestCpu("anna", UnreportedCpu())
 
     def load() -> None:
@@ -124,7 +136,7 @@ def test_a_block_is_measured_once() -> None:
 
     cpu.run_step(load)
     load()
-    assert 40 <= reported(cpu) < 60
+    assert reported(cpu) == 40
 
 
 def test_the_prices_of_worker_and_router_are_equal() -> None:
@@ -136,6 +148,16 @@ def cpu_milliseconds(process: WorkerProcess) -> float:
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{process.process.pid}/task").glob("*/schedstat")) / 1e6
 
 
+def least_milliseconds(work: Callable[[], object]) -> float:
+    """Return a fifth of the CPU time of the quickest of five runs here: another process needs more, however busy the machine is."""
+    spent = []
+    for _ in range(5):
+        began = time.thread_time()
+        work()
+        spent.append(1e3 * (time.thread_time() - began))
+    return min(spent) / 5
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_worker_reports_its_reading_of_a_large_body(shared: WorkerProcess, is_chunked: bool) -> None:
     body = b'{"prompt":"x","max_tokens":1,"metadata":[' + b"[]," * 40_000 + b"0]}"
@@ -145,11 +167,11 @@ def test_a_worker_reports_its_reading_of_a_large_body(shared: WorkerProcess, is_
         assert answer.status_code == 200, answer.text
         total += int(answer.headers["x-fairlead-cpu-ms"])
     used = cpu_milliseconds(shared) - began
-    assert 0.4 * used < total <= used, "receiving it, its memory and the answer are the rest"
+    assert 10 * least_milliseconds(lambda: msgspec.json.decode(body)) < total <= used + 10 * ROUNDING
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_worker_reports_its_tokenizing_of_a_prompt_that_is_cut(shared: WorkerProcess, many: bool) -> None:
+def test_a_worker_reports_its_tokenizing_of_a_prompt_that_is_cut(shared: WorkerProcess, model: Path, many: bool) -> None:
     """A text with special tokens is tokenized in parts, on one core too."""
     text = "".join(f"word {number} and " for number in range(10_000))
     text = "<|im_start|>".join(text[at : at + 2000] for at in range(0, len(text), 2000)) if many else text
@@ -161,7 +183,8 @@ def test_a_worker_reports_its_tokenizing_of_a_prompt_that_is_cut(shared: WorkerP
         assert answer.json()["usage"]["prompt_tokens"] == 4
         total += int(answer.headers["x-fairlead-cpu-ms"])
     used = cpu_milliseconds(shared) - began
-    assert 0.6 * used < total <= used
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert 5 * least_milliseconds(lambda: tokenizer.encode(text)) < total <= used + 5 * ROUNDING
 
 
 def test_log_probabilities_of_many_tokens_are_reported(shared: WorkerProcess) -> None:
@@ -172,7 +195,8 @@ def test_log_probabilities_of_many_tokens_are_reported(shared: WorkerProcess) ->
 
 
 def test_what_was_computed_for_a_client_that_left_is_in_the_tenants_next_answer(shared: WorkerProcess) -> None:
-    body = json.dumps({"prompt": [[7] * 1500, [8] * 1500], "max_tokens": 2500, "ignore_eos": True})
+    prompts = [[first, *range(100, 1000), *range(100, 699)] for first in (50, 51)]  # no other test has cached them
+    body = json.dumps({"prompt": prompts, "max_tokens": 2500, "ignore_eos": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-fairlead-tenant: anna\r\ncontent-length: {len(body)}\r\n\r\n"
     before = shared.load()["output_tokens"]
     with socket.create_connection(("127.0.0.1", shared.port)) as connection:
@@ -181,7 +205,8 @@ def test_what_was_computed_for_a_client_that_left_is_in_the_tenants_next_answer(
     until(lambda: shared.load()["running"] == 0, "it is aborted")
     computed = shared.load()["output_tokens"] - before + 2 * 1500
     answer = shared.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=ANNA)
-    assert int(answer.headers["x-fairlead-cpu-ms"]) == pytest.approx(1e3 * SECONDS_A_TOKEN * computed, rel=0.2)
+    price = 1e3 * SECONDS_A_TOKEN * computed
+    assert price - 1 < int(answer.headers["x-fairlead-cpu-ms"]) < 2 * price, "and the reading of both"
 
 
 def test_a_grammar_of_a_client_that_left_is_in_the_tenants_next_answer(shared: WorkerProcess) -> None:

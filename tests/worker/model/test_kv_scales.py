@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 from tests.models import save_model
 from tests.worker.model.checkpoints import FORMS, save_quantized
 
+from fairlead_worker.check.gpus import GPUS
+from fairlead_worker.check.report import check_model
+from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.trial_text import TrialText, run_whole
@@ -82,3 +85,13 @@ def test_a_scheme_of_the_kv_cache_changes_nothing_inside_the_model(weights: bool
     text = TrialText.random(loaded.vocabulary_size)
     got = run_whole(loaded.model, loaded.layers, text, torch.float32)[: len(text.tokens[0])]
     torch.testing.assert_close(got, model(text.tokens[0][None]).logits[0], atol=2e-3, rtol=2e-3)
+
+
+def test_only_layers_with_attention_need_a_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other layers of LFM2 are convolutions. A check reads the same scales as a load."""
+    save_model("lfm2", tmp_path)
+    add_scales(tmp_path, {"model.layers.2.self_attn.k_scale": 0.5})
+    with caplog.at_level(logging.INFO, "fairlead_worker.model.kv_scales"):
+        assert load_model(str(tmp_path), kv_cache_dtype="fp8").kv_scales == (0.5,)
+        assert check_model(WorkerConfig(model=f"file://{tmp_path}", kv_cache_dtype="fp8"), tmp_path, GPUS["H100"]).served
+    assert not [each for each in caplog.records if each.name == "fairlead_worker.model.kv_scales"]

@@ -80,6 +80,24 @@ def test_dtypes(saved: Path) -> None:
         load_model(str(saved), dtype="int3")
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("falcon_h1", {"embedding_multiplier": 5.656854249492381}),
+        ("granite", {"embedding_multiplier": 5.656854249492381}),
+        ("gemma", {"hidden_size": 96}),
+        ("minicpm3", {"scale_emb": 5.656854249492381}),
+    ],
+)
+def test_the_factor_of_embeddings_is_rounded_where_transformers_rounds_it(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Gemma and MiniCPM 3 keep it in the weights' dtype. The others multiply by a number of Python."""
+    theirs = save_model(family, tmp_path, **settings).bfloat16()
+    tokens = torch.arange(64)
+    with torch.inference_mode():
+        expected = theirs(tokens[None], output_hidden_states=True).hidden_states[0][0]
+        assert torch.equal(load_model(str(tmp_path), dtype="bfloat16").model.model.embed(tokens), expected)
+
+
 def test_auto_computes_half_precision_in_float32_on_a_cpu(folder: Path) -> None:
     edit(folder / "config.json", dtype="float16")
     assert load_model(str(folder)).dtype == torch.float32

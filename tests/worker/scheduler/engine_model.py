@@ -215,6 +215,9 @@ class EngineModel:
         if told.submit.sampling.prompt_logprobs is not None and told.tokens:
             assert len(told.scores) == len(told.submit.tokens) // 4 - 1, "scores come with the first token"
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
+        if output.finish not in (None, "abort", "error"):
+            length = len(told.submit.tokens) // 4 + max(0, len(told.tokens) - 1)
+            assert output.computed_tokens == length - output.cached_tokens, "the last token is not computed"
 
     def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
         """Run a step: every row stores before any row reads, as in each layer. `pending`: pages that were pending when it was planned."""

@@ -24,7 +24,7 @@ from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.encoder import is_encoder, max_length, plan_encoder
 from fairlead_worker.model.families.registry import FAMILIES
 from fairlead_worker.model.kv_scales import read_kv_scales
-from fairlead_worker.model.loader import LoadPlan, plan_load
+from fairlead_worker.model.loader import LoadPlan, layers_with_kv, plan_load
 from fairlead_worker.model.mechanisms import describe_mechanisms
 from fairlead_worker.model.quantized import check_stored, made_bytes
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
@@ -157,7 +157,8 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
     if kept.dtype is not None:
         plan = replace(plan, dtype=kept.dtype)
     skeleton = make_skeleton(config.model, folder, plan, ranks, config.quantization)
-    scales = read_kv_scales(config.model, folder, plan.files, len(skeleton.layers)) if config.kv_cache_dtype == "fp8" else None
+    numbers = layers_with_kv(skeleton.model, skeleton.layers)
+    scales = read_kv_scales(config.model, folder, plan.files, numbers) if config.kv_cache_dtype == "fp8" else None
     spec = KVSpec(skeleton.layers, config.page_size, plan.dtype, device, scales)
     attention, why = choose_backend(spec, has_flashinfer=True) if spec.layers else ("reference", "no layer has attention")
     if config.attention_backend not in ("auto", attention):

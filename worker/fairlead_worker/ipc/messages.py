@@ -214,7 +214,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     embedding: bytes = b""
     """The pooled hidden states, float32, of unit length, or the logits of a classifier: the only output of a request with `pooling`."""
     computed_tokens: int = 0
-    """Of an aborted request: tokens of its prompt and output that were computed, without cached ones."""
+    """Of the last output: tokens of its prompt and output that were computed, without cached ones."""
     mask_seconds: float = 0.0
     """Of the last output: CPU time of filling the masks of its grammar."""
 

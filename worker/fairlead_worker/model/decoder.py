@@ -125,6 +125,8 @@ class Definition:
     latent: LatentSizes | None = None
     """Keys and values are projections of latents; `head_dim` is what is rotated of a head. None: plain keys and values."""
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    """It is rounded to the dtype of the weights, as transformers' Gemma and MiniCPM 3 keep it."""
     residual_scale: float = 1.0
     """Factor of what a sublayer adds to the residual."""
     wide_residual: bool = False
@@ -327,7 +329,7 @@ def _scaled(states: torch.Tensor, factor: float) -> torch.Tensor:
 
 @lru_cache
 def _rounded(number: float, dtype: torch.dtype) -> float:
-    """Return `number` in `dtype`, as transformers rounds the factor of Gemma's embeddings."""
+    """Return `number` in `dtype`."""
     return torch.tensor(number, dtype=dtype).item()
 
 
@@ -355,7 +357,7 @@ class Body(nn.Module):
         """Return [T, width] of token ids [T], as the first layer reads them."""
         states: torch.Tensor = self.embedding(tokens)
         scale = self.definition.embedding_scale
-        return states if scale == 1 else states * _rounded(scale, states.dtype)
+        return _scaled(states, _rounded(scale, states.dtype) if self.definition.rounds_embedding_scale else scale)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""

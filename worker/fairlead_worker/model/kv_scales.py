@@ -8,7 +8,7 @@ older checkpoints `kv_scale`, or the `output_scale` of both projections. The lar
 import logging
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,19 +21,20 @@ logger = logging.getLogger(__name__)
 _SCALE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.(?:[kv]_scale|kv_scale|k_proj\.(?:k|output)_scale|v_proj\.(?:v|output)_scale)$")
 
 
-def read_kv_scales(uri: str, folder: Path, files: Iterable[str], layers: int) -> tuple[float, ...]:
-    """Return the scale of each of `layers` layers from the weight `files` of `folder`. Raises ModelLoadError."""
+def read_kv_scales(uri: str, folder: Path, files: Iterable[str], layers: Sequence[int]) -> tuple[float, ...]:
+    """Return the scale of each of the `layers`, which have KV, from the weight `files` of `folder`. Raises ModelLoadError."""
     found: dict[int, float] = {}
+    wanted = set(layers)
     for file in files:
         with safe_open(folder / file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a dict
-                if (match := _SCALE.search(name)) and (layer := int(match[1])) < layers:
+                if (match := _SCALE.search(name)) and (layer := int(match[1])) in wanted:
                     found[layer] = max(found.get(layer, 0.0), _read(uri, name, tensors.get_tensor(name)))
     if not found:
         logger.info("--kv-cache-dtype fp8: the checkpoint has no scales of the KV cache, so all are 1")
-    elif missing := layers - len(found):
-        logger.warning("--kv-cache-dtype fp8: %d of %d layers have no scale in the checkpoint, so theirs is 1", missing, layers)
-    return tuple(found.get(layer, 1.0) for layer in range(layers))
+    elif missing := len(wanted) - len(found):
+        logger.warning("--kv-cache-dtype fp8: %d of %d layers have no scale in the checkpoint, so theirs is 1", missing, len(wanted))
+    return tuple(found.get(layer, 1.0) for layer in layers)
 
 
 def _read(uri: str, name: str, tensor: torch.Tensor) -> float:

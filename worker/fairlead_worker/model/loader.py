@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -268,9 +268,7 @@ def load_model(
     progress("fuse", 100)
     digest, kv_scales = model_digest(folder), None
     if kv_cache_dtype == "fp8":  # blocks of another dtype are never shared
-        numbers = model.attending if isinstance(model, Decoder) else range(len(layers))
-        scales = read_kv_scales(uri, folder, files, max(numbers, default=-1) + 1)
-        digest, kv_scales = f"{digest}-kv-fp8", tuple(scales[number] for number in numbers)
+        digest, kv_scales = f"{digest}-kv-fp8", read_kv_scales(uri, folder, files, layers_with_kv(model, layers))
     return LoadedModel(
         model=model,
         layers=layers,
@@ -302,6 +300,11 @@ def find_layers(model: PreTrainedModel, limit: int) -> tuple[LayerSpec, ...]:
     logger.info("%s runs by transformers' own code: it is none of our decoders", type(model).__name__)
     fix_long_rope(model, limit)
     return probe_layers(model)
+
+
+def layers_with_kv(model: PreTrainedModel, layers: Sequence[LayerSpec]) -> Sequence[int]:
+    """Return the number in the checkpoint of each of `layers`, the layers with attention."""
+    return model.attending if isinstance(model, Decoder) else range(len(layers))
 
 
 def fuse_model(model: PreTrainedModel, limit: int, wanted: tuple[str, ...], text: TrialText) -> tuple[str, ...]:

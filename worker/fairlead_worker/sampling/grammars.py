@@ -71,6 +71,7 @@ class Grammars:
         Waiting for a thread does not count. It is bounded by the `timeout` of each mask before it.
 
         `waits`: steps wait for all masks, and a mask that takes too long ends its request: a recurrent state cannot compute a token again.
+        So there an expensive grammar slows down all requests, by up to `timeout` at each of its tokens.
         """
         self._waits = waits
         self._compiler = compiler

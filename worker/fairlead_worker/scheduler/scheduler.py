@@ -214,7 +214,8 @@ class Scheduler:
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
         if request.pool is not None and computed == len(request.tokens):
             request.finish = "stop"
-            outputs.append(Output(request.id, b"", request.history.reported_cached, "stop", embedding=request.pool.embedding()))
+            cached, vector = request.history.reported_cached, request.pool.embedding()
+            outputs.append(Output(request.id, b"", cached, "stop", embedding=vector, computed_tokens=computed - cached))
         if request.finish is not None:
             self.finish(request)
             return

@@ -48,6 +48,7 @@ def append_tokens(request: Request, tokens: Sequence[int], logprobs: tuple[Token
     if end_reason is not None and taken == len(tokens) and stop_token is None:
         request.finish = "error" if end_reason else "stop"
     history.awaiting_first_token = history.awaiting_first_token and not taken
+    is_last = request.finish is not None
     return Output(
         request.id,
         token_bytes(tokens[:taken]),
@@ -58,5 +59,6 @@ def append_tokens(request: Request, tokens: Sequence[int], logprobs: tuple[Token
         logprobs[:taken],
         None,
         request.take_prompt_logprobs(),
-        mask_seconds=request.mask_seconds if request.finish is not None else 0.0,
+        computed_tokens=len(known) - 1 - history.reported_cached if is_last else 0,
+        mask_seconds=request.mask_seconds if is_last else 0.0,
     )

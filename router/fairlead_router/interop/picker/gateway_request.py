@@ -3,7 +3,7 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
-from fairlead_router.request.price import price_of_report
+from fairlead_router.request.price import LEFT_PRICE, price_of_report
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
@@ -20,6 +20,8 @@ class GatewayRequest:
         self._reserved_bytes = 0
         self.charge: Charge | None = None
         """None until a worker is picked, and for paths without a charge."""
+        self.is_reported = False
+        """The picked worker reports what it has computed if the client leaves before an answer. An agent does not."""
         self._status = 0
         self._has_read_body = False
 
@@ -50,4 +52,8 @@ class GatewayRequest:
         """Settle the charge; a refused request has cost its reading. Idempotent."""
         charge, self.charge = self.charge, None
         if charge is not None:
-            charge.settle(self._status < 400, charge.meter.is_exact or self._has_read_body)
+            is_left = not self._status and not self._has_read_body
+            if is_left:
+                self.account.use(LEFT_PRICE)
+            computed = self._status < 400 and not (is_left and self.is_reported)
+            charge.settle(computed, charge.meter.is_exact or self._has_read_body)

@@ -128,6 +128,7 @@ class Picker:
         try:
             if request.path in COMPUTED or request.path in TOKENIZED:
                 request.client.charge = self._handler.charge(request.client.account, prompt, len(request.body or b""))
+                request.client.is_reported = not choice.worker.runtime
         except ApiError:
             self._policy.release(choice)
             raise

@@ -36,7 +36,8 @@ class Generation:
     ) -> None:
         """`submits`: without ids. `traced`: number of them, the first ones, whose prefill chunks the engine reports.
 
-        `report` gets the number and the last output of each sequence that leaving the context, or a slow client, aborts.
+        `report` gets the number and the last output of each sequence that leaving the context, or a slow client, aborts. It may have ended
+        by itself meanwhile.
         """
         self._client, self._report = client, report
         self._traced = traced
@@ -61,6 +62,9 @@ class Generation:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        for item in self._arrived:
+            if self._report is not None and not isinstance(item, EngineGone) and item[1].finish is not None and item[0] in self._open:
+                self._report(*item)  # `outputs` has not read it
         for index in tuple(self._open):
             self._abort_reported(index)
         self._count_unsent(self._submits[self._sent :], -1)

@@ -48,6 +48,7 @@ def minicpm3(config: Any) -> Definition | None:
     return define_latent(
         config,
         embedding_scale=config.scale_emb,
+        rounds_embedding_scale=True,
         residual_scale=config.scale_depth / config.num_hidden_layers**0.5,
         logits_scale=config.dim_model_base / config.hidden_size,
     )

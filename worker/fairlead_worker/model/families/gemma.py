@@ -13,6 +13,7 @@ def gemma(config: Any, **different: Any) -> Definition:
         **{
             "make_norm": partial(RmsNorm, eps=config.rms_norm_eps, plus_one=True),
             "embedding_scale": config.hidden_size**0.5,
+            "rounds_embedding_scale": True,
             **different,
         },
     )

@@ -41,7 +41,10 @@ def seed_oss(config: Any) -> Definition:
 
 
 def smollm3(config: Any) -> Definition:
-    """Every fourth layer has no positions (Yang et al. 2025)."""
+    """Every fourth layer has no positions (Yang et al. 2025).
+
+    Layers of the type `sliding_attention` have the window without `use_sliding_window` too, as in the masks of transformers.
+    """
     return Definition.read(config, windows=windows_of(config), ropes=tuple("" if turned else None for turned in config.no_rope_layers))
 
 
