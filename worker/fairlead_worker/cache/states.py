@@ -4,7 +4,8 @@ A running request has one slot, which every step overwrites. A slot may also hol
 states it has. A request can continue after a node that has a snapshot, and nowhere else: a match is the deepest such node. SGLang's
 MambaRadixCache and vLLM's prefix caching of Mamba layers follow the same rule.
 
-What the index sees: a block is shown while a snapshot exists at its end or below. See docs/design/engine/cache-groups.md.
+The index sees a block if its end has a snapshot, or if a longer prefix that contains it has one. See
+docs/design/engine/recurrent-states.md.
 """
 
 from array import array

@@ -70,7 +70,10 @@ class GatedDelta(nn.Module):
         return StateSpec((*convolution.shapes, heads), (*convolution.dtypes, torch.float32))
 
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values side by side, gates, corrections and decays, each [T, ...], before their activations."""
+        """Return queries, keys and values side by side, gates, corrections and decays, each [T, ...], before their activations.
+
+        Qwen3-Next and Qwen3.5 store these projections in different orders: each has its own subclass.
+        """
         raise NotImplementedError
 
     def forward(self, states: torch.Tensor, context: RecurrentContext) -> torch.Tensor:
