@@ -1,8 +1,8 @@
 """What each part of the answer to congestion is worth: the simulator with one of them switched off.
 
-The parts are the score's price of congestion, promises of waiting requests to the index, protection of their prefixes from eviction, and
-the orders of queues. Other routers' policies in front of the same pods show what the score is worth. Only this benchmark switches parts
-off, in the modules that it imports.
+The parts are the score's price of congestion, its weight of streams, promises of waiting requests to the index, and the orders of queues.
+Other routers' policies in front of the same pods show what the score is worth. Only this benchmark switches parts off, in the modules
+that it imports.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,9 @@ from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import average
 from fairlead_index import score
 from fairlead_router.serving.fair_queue import _Line
-from fairlead_worker.cache.node import LeafQueue
 from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 
 PODS = 16
-_pop = LeafQueue.pop
 
 
 @contextmanager
@@ -38,7 +36,6 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "price": lambda: patch.object(score, "_price", lambda worker, work, least, congestion: 0.0),
     "streams": lambda: patch.object(score, "STREAM_WEIGHT", 0.0),
     "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
-    "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
     "order": _by_arrival,
 }
 

@@ -41,7 +41,7 @@ class PodQueue(Protocol):
 
 
 class FairleadQueue:
-    """The engine's `WaitingQueue`: its order, protection of the prefixes that waiting requests use, and promises to the index."""
+    """The engine's `WaitingQueue`: its order, and promises to the index."""
 
     def __init__(self, cache: PrefixCache, capacity: int, order: PolicyName) -> None:
         config = SchedulerConfig(

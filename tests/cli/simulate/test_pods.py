@@ -73,16 +73,6 @@ def test_fairlead_admits_cached_prompts_first_and_peers_by_arrival() -> None:
     assert order_of(Pod(MODEL, 0.0, "fcfs"), arrivals) == [0, 1, 2, 3, 4]
 
 
-def test_the_prefix_of_a_waiting_request_is_not_evicted() -> None:
-    # The last request waits for three others, which need pages. LRU evicts block 3, which only it will use.
-    arrivals = [prompt(1, 2, 3), prompt(10, 11, at=3.1), prompt(12, at=3.2), prompt(20, 21, 22, at=3.3), prompt(1, 2, 3, 4, 5, at=3.4)]
-    computed = {}
-    for engine in ENGINES:
-        pod = Pod(MODEL, 0.0, engine)
-        assert order_of(pod, arrivals) == ([0, 1, 4, 2, 3] if engine == "fairlead" else [0, 1, 2, 3, 4])
-        computed[engine] = pod.computed // BLOCK_TOKENS
-    assert computed == {"fairlead": 11, "fairlead-fcfs": 11, "fcfs": 12}
-
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fairlead_shows_a_prompt_to_the_index_while_it_waits(engine: Engine) -> None:

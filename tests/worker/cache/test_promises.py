@@ -1,9 +1,8 @@
-"""Blocks of waiting requests in the index, and their prefixes in the eviction order."""
+"""Blocks of waiting requests in the index."""
 
 from array import array
 
 from tests.worker.cache.test_cache import ROOT, attach, cache_of, cached_pages, compute, tokens
-from tests.worker.scheduler.test_cost import calls_of
 
 from fairlead_index.hashing import block_hashes
 from fairlead_worker.cache.prefix import PrefixCache
@@ -57,46 +56,3 @@ def test_a_block_of_two_requests_is_shown_until_the_last_of_them_ends() -> None:
     assert apply(cache, shown) == list(first)
     cache.withdraw(first, short)
     assert apply(cache, shown) == []
-
-
-def test_a_prefix_that_a_waiting_request_will_use_is_evicted_last() -> None:
-    cache = cache_of(pages=6)
-    compute(cache, tokens(8)).release()
-    compute(cache, tokens(8, first=50)).release()
-    match = cache.track(ROOT, tokens(9))
-    taken = attach(cache, tokens(1, first=90))
-    cache.grow(taken, 16)
-    assert (cache.match(match).depth, cached_pages(cache, tokens(9, first=50))) == (2, 0), (
-        "the other prefix was used later, but no request waits for it"
-    )
-    cache.grow(taken, 24)
-    assert cached_pages(cache, tokens(9)) == 0, "it does not keep a running request from its pages"
-
-
-def test_an_eviction_does_not_pass_all_prefixes_that_requests_wait_for() -> None:
-    def cost(waiting: int) -> int:
-        """Return the calls of an eviction, of built-in functions too, where waiting requests will use all cached prefixes."""
-        cache = cache_of(pages=2 * waiting)
-        for number in range(waiting):
-            compute(cache, tokens(8, first=10 * number)).release()
-        matches = [cache.track(ROOT, tokens(9, first=10 * number)) for number in range(waiting)]
-        running = attach(cache, tokens(1, first=90_000))
-        cache.grow(running, 8)  # a whole prefix
-        calls = calls_of(lambda: cache.grow(running, 12), builtins=True)
-        assert cache.evicted_pages == 3 and sum(cache.match(match).depth for match in matches) == 2 * waiting - 3
-        return calls
-
-    assert cost(200) == cost(20)
-
-
-def test_a_prefix_that_no_request_waits_for_any_more_is_evicted_before_those_that_some_wait_for() -> None:
-    cache = cache_of(pages=6)
-    compute(cache, tokens(8)).release()
-    compute(cache, tokens(8, first=50)).release()
-    first, second = cache.track(ROOT, tokens(9)), cache.track(ROOT, tokens(9, first=50))
-    taken = attach(cache, tokens(1, first=90))
-    cache.grow(taken, 12)  # both leaves come up, and one page goes
-    assert (cache.match(first).depth, cache.match(second).depth) == (1, 2)
-    cache.untrack(second)
-    cache.grow(taken, 20)
-    assert cached_pages(cache, tokens(9, first=50)) == 0 and cache.match(first).depth == 1

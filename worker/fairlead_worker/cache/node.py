@@ -1,7 +1,6 @@
 """Nodes of the radix tree, matches of waiting requests, and the eviction queue of unused leaves."""
 
 from array import array
-from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
 NO_PAGE = b""
@@ -80,47 +79,35 @@ class PrefixMatch:
 
 
 class LeafQueue:
-    """Unused leaves on the device, least recently used first. A prefix that a waiting request will use counts as used now.
+    """Unused leaves on the device, least recently used first, whether requests wait for them or not (docs/benchmarks/overload.md).
 
     Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
     with its new time, or leaves when it is in use or has children there. So a hit costs nothing here and an eviction O(log nodes).
-
-    A leaf that a request waits for moves to `_awaited` when its entry comes up. It goes back to the heap by `offer` or `release`, so an
-    eviction does not pass all awaited leaves again.
     """
 
-    __slots__ = ("_awaited", "_heap", "_serial")
+    __slots__ = ("_heap", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
-        self._awaited: OrderedDict[Node, None] = OrderedDict()
-        """Evicted after all leaves of the heap, in this order."""
         self._serial = 0
 
     def offer(self, node: Node) -> None:
         """Add a node that became an unused leaf."""
-        if not node.queued or node in self._awaited:
-            self._awaited.pop(node, None)
+        if not node.queued:
             node.queued = True
             self._serial += 1
             heappush(self._heap, (node.last_access, self._serial, node))
 
-    def release(self, node: Node, now: int) -> None:
-        """Note that no request waits for the node any more. `now`: the cache's logical time."""
-        if node in self._awaited:
-            node.last_access = now
-            self.offer(node)
-
-    def next(self, node: Node, now: int) -> Node | None:
+    def next(self, node: Node) -> Node | None:
         """Do `offer`, then `pop`. An unused branch is evicted page by page, so the result is usually `node` itself."""
-        if not node.queued and node.trackers is None and (not self._heap or node.last_access <= self._heap[0][0]):
+        if not node.queued and (not self._heap or node.last_access <= self._heap[0][0]):
             return node
         self.offer(node)
-        return self.pop(now)
+        return self.pop()
 
-    def pop(self, now: int) -> Node | None:
-        """Return the least recently used unused leaf, or None. `now`: the cache's logical time."""
-        heap, awaited = self._heap, self._awaited
+    def pop(self) -> Node | None:
+        """Return the least recently used unused leaf, or None."""
+        heap = self._heap
         while heap:
             used, serial, node = heap[0]
             if node.lock_ref or node.device_children:
@@ -130,14 +117,6 @@ class LeafQueue:
                 heapreplace(heap, (node.last_access, serial, node))
             else:
                 heappop(heap)
-                if node.trackers is None:
-                    node.queued = False
-                    return node
-                node.last_access = now
-                awaited[node] = None
-        while awaited:
-            node, _ = awaited.popitem(last=False)
-            node.queued = False
-            if not node.lock_ref and not node.device_children:
+                node.queued = False
                 return node
         return None

@@ -83,8 +83,6 @@ class PrefixCache:
         """Stop tracking a prompt. A second call does nothing."""
         if not match.is_removed:
             self._matches.remove(match)
-            if match.node.trackers is None:
-                self._leaves.release(match.node, self._time)
             match.root.lock_ref -= 1
             self._drop_if_empty(match.root)
 
@@ -303,8 +301,7 @@ class PrefixCache:
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         pages: list[int] = []
-        self._time += 1  # what a waiting request will use counts as used now, after everything else
-        node = self._leaves.pop(self._time)
+        node = self._leaves.pop()
         for left in range(count - 1, -1, -1):
             assert node is not None and node.parent is not None, "evictable pages without an unused leaf"
             parent, page = node.parent, node.page
@@ -315,7 +312,7 @@ class PrefixCache:
                 self._forget(node)
             bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:
-                node = self._leaves.next(parent, self._time) if bare else self._leaves.pop(self._time)
+                node = self._leaves.next(parent) if bare else self._leaves.pop()
             elif bare:
                 self._leaves.offer(parent)
         self.pool.free_cached(pages)
