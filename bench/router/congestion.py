@@ -54,9 +54,10 @@ def main() -> None:
     parser.add_argument("--workload", default="zipf", help=f"{', '.join(GENERATORS)}, or a trace file (default: %(default)s)")
     parser.add_argument("--speeds", default="0.9,1.1", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--routers", type=int, default=1, help="several know loads that are 1 s old (default: %(default)s)")
     parser.add_argument("--num-prompts", type=int)
     options = parser.parse_args()
-    model, results = PodModel(), {}
+    model, results = PodModel(report_seconds=1.0) if options.routers > 1 else PodModel(), {}
     peers_here = {policy: replace(system, engine="fairlead") for policy, system in POLICIES.items() if system.is_peer}
     print(f"{'speed':>5} {'load':>5} {'variant':<24} {'hit rate':>8} {'mean s':>7} {'p99 s':>7}")
     for speed in map(float, options.speeds.split(",")):
@@ -68,7 +69,7 @@ def main() -> None:
                 for name in off:
                     stack.enter_context(SWITCHES[name]())
                 figures = average(
-                    [replay(policy, requests, Scenario(PODS, model), seed) for seed, requests in zip(seeds, played, strict=True)]
+                    [replay(policy, requests, Scenario(PODS, model, routers=options.routers), seed) for seed, requests in zip(seeds, played, strict=True)]
                 )
             results[f"{speed:g} {variant}"] = figures
             numbers = f"{figures['hit_rate']:>8.1%} {figures['ttft_mean']:>7.2f} {figures['ttft_p99']:>7.2f}"
