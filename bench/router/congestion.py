@@ -62,15 +62,14 @@ def main() -> None:
     print(f"{'speed':>5} {'load':>5} {'variant':<24} {'hit rate':>8} {'mean s':>7} {'p99 s':>7}")
     for speed in map(float, options.speeds.split(",")):
         seeds = list(range(options.repeats))
+        scenario = Scenario(PODS, model, routers=options.routers)
         played = load(options.workload, count=options.num_prompts, speed=speed, pods=PODS, model=model, seeds=seeds)
         for variant, (policy, off) in VARIANTS.items():
             with ExitStack() as stack:
                 stack.enter_context(patch.dict(POLICIES, peers_here))
                 for name in off:
                     stack.enter_context(SWITCHES[name]())
-                figures = average(
-                    [replay(policy, requests, Scenario(PODS, model, routers=options.routers), seed) for seed, requests in zip(seeds, played, strict=True)]
-                )
+                figures = average([replay(policy, requests, scenario, seed) for seed, requests in zip(seeds, played, strict=True)])
             results[f"{speed:g} {variant}"] = figures
             numbers = f"{figures['hit_rate']:>8.1%} {figures['ttft_mean']:>7.2f} {figures['ttft_p99']:>7.2f}"
             print(f"{speed:>5g} {offered_load(played[0], PODS, model):>5.2f} {variant:<24} {numbers}", flush=True)

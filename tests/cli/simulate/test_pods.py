@@ -73,7 +73,6 @@ def test_fairlead_admits_cached_prompts_first_and_peers_by_arrival() -> None:
     assert order_of(Pod(MODEL, 0.0, "fcfs"), arrivals) == [0, 1, 2, 3, 4]
 
 
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fairlead_shows_a_prompt_to_the_index_while_it_waits(engine: Engine) -> None:
     pod = Pod(MODEL, 0.0, engine)
