@@ -79,7 +79,10 @@ class BatchApp:
                 credential = read_credential([(b"authorization", request.headers.get("authorization", "").encode())])
                 if not self._secret.matches(credential):
                     raise ApiError(401, "Only the routers of the service may connect here.", code="invalid_api_key")
-            return await handler(request)
+            response = await handler(request)
+            if not response.prepared:
+                response.headers.update(self._runner.unpaid_cpu.take(_tenant(request)))
+            return response
         except ApiError as error:
             await _discard_body(request)
             return _json_response(error.status, error.body, [(name.decode(), value.decode()) for name, value in error.headers])
@@ -101,11 +104,14 @@ class BatchApp:
         return _object_response((await self._uploads.receive(_tenant(request), request)).to_object())
 
     async def _list_files(self, request: web.Request) -> web.StreamResponse:
-        files = self._store.files_of(_tenant(request))
+        began, tenant = time.thread_time(), _tenant(request)
+        files = self._store.files_of(tenant)
         if purpose := request.query.get("purpose"):
             files = [file for file in files if file.purpose == purpose]
         page, has_more = choose_page(files, request.query, MAX_FILES, MAX_FILES)
-        return _list_response([file.to_object() for file in page], has_more)
+        response = _list_response([file.to_object() for file in page], has_more)
+        self._runner.unpaid_cpu.add(tenant, time.thread_time() - began)
+        return response
 
     async def _show_file(self, request: web.Request) -> web.StreamResponse:
         return _object_response(self._store.file(_tenant(request), request.match_info["id"]).to_object())
@@ -128,6 +134,8 @@ class BatchApp:
                 await response.write(piece)
                 at += len(piece)
                 piece = await self._store.storage.read(name, at, min(PIECE_BYTES, file.bytes - at)) if at < file.bytes else b""
+        except ConnectionError:  # the client has left
+            return response
         except StorageError as error:  # an answer with the error would become part of the file
             logger.warning("%s: a download ends after %d of %d bytes: %s", file.id, at, file.bytes, error)
         if at < file.bytes and request.transport is not None:
@@ -168,8 +176,11 @@ class BatchApp:
         return self._batch_response(batch)
 
     async def _list_batches(self, request: web.Request) -> web.StreamResponse:
-        page, has_more = choose_page(self._store.batches_of(_tenant(request)), request.query, 20, MAX_BATCHES)
-        return _list_response([batch.to_object(*self._runner.counts(batch)) for batch in page], has_more)
+        began, tenant = time.thread_time(), _tenant(request)
+        page, has_more = choose_page(self._store.batches_of(tenant), request.query, 20, MAX_BATCHES)
+        response = _list_response([batch.to_object(*self._runner.counts(batch)) for batch in page], has_more)
+        self._runner.unpaid_cpu.add(tenant, time.thread_time() - began)
+        return response
 
     async def _show_batch(self, request: web.Request) -> web.StreamResponse:
         return self._batch_response(self._store.batch(_tenant(request), request.match_info["id"]))

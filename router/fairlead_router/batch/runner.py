@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
+from time import thread_time
 from typing import Any
 
 from fairlead_common.fair_slots import FairSlots
@@ -19,6 +20,7 @@ from fairlead_router.batch.pacing import Slots
 from fairlead_router.batch.records import BatchRecord, FileRecord, Status
 from fairlead_router.batch.storage.base import StorageConflict, StorageError
 from fairlead_router.batch.store import Store
+from fairlead_router.batch.unpaid_cpu import UnpaidCpu
 from fairlead_router.batch.validation import LineIndex, LineSplitter, Validator
 from fairlead_router.supervision import stop_tasks
 
@@ -44,6 +46,7 @@ class Runner:
         """`first_pause`: seconds until a batch continues after the storage failed; the pause doubles up to 30 times that."""
         self._store, self._client, self._slots, self._limits, self._metrics = store, client, slots, limits, metrics
         self._on_conflict, self._first_pause = on_conflict, first_pause
+        self.unpaid_cpu = UnpaidCpu()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
         self._waiting: set[str] = set()
@@ -124,7 +127,7 @@ class Runner:
         validator = Validator(batch.endpoint, self._limits.max_lines)
         async for chunk, is_last in read_chunks(self._store.storage, batch):
             slot = await self._validation.acquire(batch.tenant)
-            checking = asyncio.ensure_future(asyncio.to_thread(validator.check_all, splitter.feed(chunk, is_last)))
+            checking = asyncio.ensure_future(asyncio.to_thread(_validate_chunk, validator, splitter, chunk, is_last))
             checking.add_done_callback(partial(self._end_validation, batch.tenant, slot))
             await asyncio.shield(checking)  # if the batch is cancelled, the slot is held until the thread ends
             if validator.is_done or splitter.too_long is not None:
@@ -139,8 +142,10 @@ class Runner:
             await self._store.change_batch(batch.id, ("validating",), status="in_progress", in_progress_at=now, **known)
         return splitter.index
 
-    def _end_validation(self, tenant: str, slot: int, _: object) -> None:
+    def _end_validation(self, tenant: str, slot: int, checking: asyncio.Future[float]) -> None:
         self._validation.release(tenant, slot)
+        if not checking.cancelled() and checking.exception() is None:
+            self.unpaid_cpu.add(tenant, checking.result())
 
     async def _execute(self, batch: BatchRecord, index: LineIndex | None) -> BatchRecord:
         """Send the lines. Return the batch with its outcome: from now on its results are only moved."""
@@ -190,3 +195,10 @@ class Runner:
         for log in self._store.logs(batch):
             await log.delete()
         logger.info("%s %s: %d lines completed, %d failed, of %d", batch.id, outcome, batch.completed, batch.failed, batch.total)
+
+
+def _validate_chunk(validator: Validator, splitter: LineSplitter, chunk: bytes, is_last: bool) -> float:
+    """Validate the lines of a chunk. Return the CPU seconds that it took."""
+    began = thread_time()
+    validator.check_all(splitter.feed(chunk, is_last))
+    return thread_time() - began

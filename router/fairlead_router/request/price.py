@@ -23,6 +23,12 @@ MESSAGE: Final = 100.0
 """A gateway's message with a piece of a body."""
 FORWARDED: Final = 500.0
 """A request that the batch server answers."""
+STORED: Final = 2000.0
+"""A request that changes a file or a batch: the batch server writes and syncs its record."""
+UPLOADED: Final = 0.0025
+"""A byte of a body that the batch server stores, with its passage through the router."""
+DOWNLOADED: Final = 0.0015
+"""A byte that the batch server reads, with its passage through the router."""
 REFUSED: Final = 100.0
 """A request that the router refuses, beside its reading: its connection, head and error."""
 LEFT: Final = 1000.0
@@ -45,6 +51,11 @@ def price_of(size: int, nodes: JsonSize, tokens: int) -> float:
 def price_of_cpu(size: int, cpu_seconds: float) -> float:
     """Return the price of a body of `size` bytes that took so much CPU time to read or refuse. It is known only afterwards."""
     return (MOVED * size + 1e6 * cpu_seconds) / MICROSECONDS_A_TOKEN
+
+
+def price_of_batch_request(is_change: bool, received: int, sent: int) -> float:
+    """Return the price of a request to the batch server with bodies of so many bytes, without what the batch server reports."""
+    return ((STORED if is_change else FORWARDED) + UPLOADED * received + DOWNLOADED * sent) / MICROSECONDS_A_TOKEN
 
 
 def price_of_pieces(pieces: int) -> float:

@@ -11,7 +11,7 @@ from fairlead_common.http.client_connection import STREAMED_BYTES, Request
 from fairlead_common.http.response import Reply
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import Call, linger
-from fairlead_router.request.price import FORWARDED, price_of_cpu
+from fairlead_router.request.price import price_of_batch_request, price_of_report
 from fairlead_router.serving.relay import relay_body
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
@@ -61,7 +61,8 @@ class BatchForwarder:
         finally:
             call.pay_for_pieces(request)
             if call.account is not None:
-                call.account.use(price_of_cpu(request.received, FORWARDED / 1e6))
+                is_change = request.method not in ("GET", "HEAD")
+                call.account.use(price_of_batch_request(is_change, request.received, call.outcome.bytes_out))
 
     async def _exchange(
         self, call: Call, request: Request, reply: Reply, headers: dict[str, str], body: AsyncIterator[bytes] | None
@@ -83,6 +84,8 @@ class BatchForwarder:
 
     async def _answer(self, call: Call, request: Request, reply: Reply, response: aiohttp.ClientResponse) -> None:
         call.outcome.status = response.status
+        if call.account is not None and (cpu := response.headers.get("x-fairlead-cpu-ms")) is not None:
+            call.account.use(price_of_report(cpu.encode()))
         headers: Headers = [(name.encode(), response.headers[name].encode()) for name in _RETURNED if name in response.headers]
         headers.append((b"x-request-id", call.head.id.encode()))
         is_early = not request.is_complete and request.method not in ("GET", "HEAD")

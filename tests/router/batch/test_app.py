@@ -1,10 +1,12 @@
 """The HTTP server in this process, with a storage that answers as the test says."""
 
 import asyncio
+import itertools
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -13,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.router.batch.deployment import line, to_file
 from tests.router.harness import eventually
 
+from fairlead_router.batch import runner
 from fairlead_router.batch.app import PIECE_BYTES, BatchApp
 from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.line_client import LineClient
@@ -23,27 +26,37 @@ from fairlead_router.batch.runner import RUNNING_OF_TENANT, Runner
 from fairlead_router.batch.storage.base import StorageError, Upload
 from fairlead_router.batch.storage.folder import Folder
 from fairlead_router.batch.store import Store
+from fairlead_router.batch.unpaid_cpu import HEADER
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 Client = TestClient[web.Request, web.Application]
 NEW = {"input_file_id": "file-in", "endpoint": "/v1/completions", "completion_window": "24h"}
 
 
+class KeepingHandlers(TestServer):
+    """A server that cancels no handler whose client leaves, as in production."""
+
+    async def _make_runner(self, **settings: Any) -> web.AppRunner:
+        return web.AppRunner(self.app, **settings | {"handler_cancellation": False})
+
+
 @asynccontextmanager
-async def serving(storage: Folder, root: Path, changing: asyncio.Lock | None = None, limits: BatchLimits = LIMITS) -> AsyncIterator[Client]:
-    """Serve a storage that holds the file `file-in` of three pieces. `changing`: replaces the lock of the store."""
+async def serving(
+    storage: Folder, root: Path, changing: asyncio.Lock | None = None, limits: BatchLimits = LIMITS, size: int = 3 * PIECE_BYTES
+) -> AsyncIterator[Client]:
+    """Serve a storage that holds the file `file-in` of `size` bytes. `changing`: replaces the lock of the store."""
     secret, metrics = SharedSecret(""), BatchMetrics()
-    store, size = Store(storage, limits), 3 * PIECE_BYTES
+    store = Store(storage, limits)
     store._changing = changing or store._changing
     await store.load()
     (root / "files" / "file-in").write_bytes(b"x" * size)
     await store.add_file(FileRecord("file-in", "", "in", "batch", size, 1, 2**40))
     async with LineClient("http://127.0.0.1:1", secret) as client:
-        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), metrics, lambda: None)
-        app = BatchApp(store, runner, secret, metrics, lambda: None, limits)
-        async with TestClient(TestServer(app.create())) as http:
+        running = Runner(store, client, Slots(ConcurrencyLimit(8)), metrics, lambda: None)
+        app = BatchApp(store, running, secret, metrics, lambda: None, limits)
+        async with TestClient(KeepingHandlers(app.create())) as http:
             yield http
-            await runner.close()
+            await running.close()
     storage.close()
 
 
@@ -58,6 +71,43 @@ class LosesContent(Folder):
                 raise self.error
             return b""
         return await super().read(name, start, length)
+
+
+class TellsHandler(Folder):
+    """A storage that tells which task reads a file."""
+
+    handler: asyncio.Task[Any] | None = None
+
+    async def read(self, name: str, start: int, length: int) -> bytes:
+        self.handler = asyncio.current_task()
+        return await super().read(name, start, length)
+
+
+async def test_a_client_that_leaves_a_download_causes_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = TellsHandler(tmp_path)
+    async with serving(storage, tmp_path, size=32 << 20) as http:  # more than a connection's buffers hold
+        answer = await http.get("/v1/files/file-in/content")
+        answer.close()
+        assert storage.handler is not None
+        await asyncio.wait([storage.handler])
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_the_next_answer_reports_the_cpu_time_of_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(runner, "thread_time", lambda: next(clock))
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        created = await http.post("/v1/batches", json=NEW)
+        reports = [created.headers.get(HEADER)]
+
+        async def has_failed() -> bool:
+            answer = await http.get(f"/v1/batches/{(await created.json())['id']}")
+            reports.append(answer.headers.get(HEADER))
+            return (await answer.json())["status"] == "failed"
+
+        await eventually(has_failed, "the file has no line that is JSON")
+        reports += [(await http.get("/v1/files/file-in")).headers.get(HEADER) for _ in range(2)]
+        assert sum(int(report) for report in reports if report) == 1000 and reports[-1] is None
 
 
 @pytest.mark.parametrize("error", [StorageError("away"), None])

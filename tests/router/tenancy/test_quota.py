@@ -16,7 +16,7 @@ from fairlead_common.memory import LARGE
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.price import LEFT_PRICE, MICROSECONDS_A_TOKEN, PIECE, price_of_cpu
+from fairlead_router.request.price import DOWNLOADED, FORWARDED, LEFT_PRICE, MICROSECONDS_A_TOKEN, PIECE, STORED, UPLOADED, price_of_cpu
 from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
@@ -188,6 +188,26 @@ async def test_a_request_that_the_router_refuses_pays_for_its_handling(fleet: Fl
     for number in range(1, 5):
         assert (await ask(router, ANNA, model="nobody")).status_code == 404
         await eventually(lambda number=number: 25 * number <= 1000 - level(router) < 27 * number, "0.1 ms are 25 tokens")
+
+
+@pytest.mark.parametrize(("method", "size", "milliseconds"), [("GET", 8_000_000, 0), ("POST", 4_000_000, 0), ("GET", 0, 400)])
+async def test_a_request_of_the_batch_server_pays_for_its_bytes_and_what_is_reported(
+    fleet: Fleet, tmp_path: Path, method: str, size: int, milliseconds: int
+) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef")
+    batch = await fleet.worker()
+    router, _ = await guarded(fleet, tmp_path, RICH, batch_url=f"http://{batch.address}", batch_secret_file=str(tmp_path / "secret"))
+    sent, received = (size, 0) if method == "POST" else (0, size)
+
+    async def answers(exchange: Exchange) -> None:
+        await exchange.whole(200, {"x": "x" * received}, x_fairlead_cpu_ms=str(milliseconds))
+
+    batch.behaviour = answers
+    answer = await router.client.request(method, "/v1/files", content=b"x" * sent, headers={"authorization": f"Bearer {ANNA}"})
+    assert answer.status_code == 200 and "x-fairlead-cpu-ms" not in answer.headers
+    bought = UPLOADED * sent + DOWNLOADED * received + 1000 * milliseconds
+    price = (bought + (STORED if method == "POST" else FORWARDED)) / MICROSECONDS_A_TOKEN
+    await eventually(lambda: price - 60 <= 200_000 - level(router) < 1.1 * price + 60, "a token refills each second")
 
 
 async def test_a_body_in_tiny_chunks_pays_for_each(fleet: Fleet, tmp_path: Path) -> None:
