@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 16
 """Messages received in a row before other tasks of the event loop run."""
+MESSAGE_BYTES = 16 << 10
+"""A longer message counts as several: one with log-probabilities has up to 1.7 MB, and takes 11 ms to decode."""
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # operations on the enumerations themselves are slower
 LINGER_MS = 2000
 """Time for the last message (`Failed`) to be sent when the engine process ends."""
@@ -69,7 +71,7 @@ class ZmqChannel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._num_received = 0
-        """Messages received since the event loop last ran other tasks."""
+        """Messages received since the event loop last ran other tasks, long ones as several."""
 
     def send(self, message: ToEngine) -> None:
         try:
@@ -91,7 +93,7 @@ class ZmqChannel:
                 # ZeroMQ's descriptor is edge-triggered: it signals only messages that arrive after the socket was found empty.
                 await self._readable()
             else:
-                self._num_received += 1
+                self._num_received += 1 + len(data) // MESSAGE_BYTES
                 return self._decoder.decode(data)
 
     async def _readable(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_common.fair_slots import FairSlots
@@ -22,7 +23,7 @@ from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.replies import _send_document
 from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.ipc.messages import Loading
-from fairlead_worker.ipc.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
+from fairlead_worker.ipc.transport import MESSAGE_BYTES, YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
 USAGE = Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2, prompt_tokens_details=PromptTokensDetails(0))
 
@@ -99,6 +100,38 @@ async def test_a_fast_engine_leaves_the_event_loop_its_turns() -> None:
     end.close()
     channel.close()
     assert turns >= messages // YIELD_AFTER - 1
+
+
+class AlwaysReadable:
+    """A socket that has the same message again and again."""
+
+    def __init__(self, message: Loading) -> None:
+        self._data = msgspec.msgpack.encode(message)
+
+    def get(self, option: int) -> int:
+        return int(zmq.POLLIN)
+
+    def recv(self, flags: int) -> bytes:
+        return self._data
+
+
+async def test_long_messages_leave_the_event_loop_more_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen messages with log-probabilities in a row would stop it for 0.17 s."""
+    channel, turns = ZmqChannel(), 0
+
+    async def other_work() -> None: ...
+
+    try:
+        monkeypatch.setattr(channel, "_in", AlwaysReadable(Loading(phase="x" * YIELD_AFTER * MESSAGE_BYTES, percent=0)))
+        for _ in range(4):
+            other = asyncio.create_task(other_work())
+            await channel.receive()
+            turns += other.done()
+            await other
+    finally:
+        monkeypatch.undo()
+        channel.close()
+    assert turns == 3, "all but the first"
 
 
 async def test_a_cancelled_receive_loses_nothing() -> None:
