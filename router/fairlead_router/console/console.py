@@ -103,10 +103,14 @@ class Console:
             self._send(reply, 404, "message.html", message="The console has no such page.")
         elif (caller := self._caller(request)) is None:
             self._send(reply, 401, "login.html", [(b"www-authenticate", b"Bearer")], message="")
-        elif page is None:
-            await self._schedule(path, reply)
         else:
-            await page(request, reply, caller)
+            try:
+                if not self._shows_all_tenants and path != "/ui/state.json":  # an open page asks for the figures all the time
+                    self._router.handler.charge_page(caller)
+            except ApiError as error:
+                self._send(reply, error.status, "message.html", error.headers, message=str(error))
+                return
+            await (self._schedule(path, reply) if page is None else page(request, reply, caller))
 
     def _caller(self, request: Request) -> Caller | None:
         """Return the caller by its cookie or its key; None if there is no valid one."""

@@ -29,6 +29,8 @@ UPLOADED: Final = 0.0025
 """A byte of a body that the batch server stores, with its passage through the router."""
 DOWNLOADED: Final = 0.0015
 """A byte that the batch server reads, with its passage through the router."""
+RENDERED: Final = 2500.0
+"""A page of the console."""
 REFUSED: Final = 100.0
 """A request that the router refuses, beside its reading: its connection, head and error."""
 LEFT: Final = 1000.0
@@ -39,6 +41,7 @@ TOKENIZED: Final = 1.0
 
 TOKEN_PRICE: Final = TOKENIZED / MICROSECONDS_A_TOKEN
 MESSAGE_PRICE: Final = MESSAGE / MICROSECONDS_A_TOKEN
+RENDERED_PRICE: Final = RENDERED / MICROSECONDS_A_TOKEN
 REFUSED_PRICE: Final = REFUSED / MICROSECONDS_A_TOKEN
 LEFT_PRICE: Final = LEFT / MICROSECONDS_A_TOKEN
 

@@ -13,6 +13,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
+from fairlead_router.request.price import RENDERED_PRICE
 from fairlead_router.request.prompts import Prompt, estimate_prompt
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClass
@@ -101,6 +102,12 @@ class RequestHandler:
         except ApiError:
             self._metrics.count_refusal("quota")
             raise
+
+    def charge_page(self, caller: Caller) -> None:
+        """Charge a page of the console to the caller's tenant. Raises ApiError 429 for one in debt."""
+        account = self._accounts.of(caller.tenant)
+        self.check_quota(account)
+        account.use(RENDERED_PRICE)
 
     def charge_query(self, account: Account, size: int, workers: int) -> None:
         """Charge a query of the index with a body of `size` bytes: as a prompt of that size, and a token for each worker that it lists.

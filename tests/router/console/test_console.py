@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded, key_file
+from tests.router.tenancy.test_quota import SLOW
 from tests.router.wire.test_tls import EXTENSIONS, Authority, client_of
 from tests.servers.redis_server import RedisServer
 
@@ -20,6 +21,7 @@ from fairlead_router.console.console import REQUESTS_ON_PAGE
 from fairlead_router.console.fleet import MAX_PODS, describe_fleet
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.request.price import RENDERED_PRICE
 from fairlead_router.request.request_log import MAX_REQUESTS
 from fairlead_router.routing.prefix_aware import PrefixAware
 
@@ -108,6 +110,17 @@ async def test_the_key_gives_a_session_and_a_tenant_sees_only_its_own_requests(
     router.client.cookies.clear()
     assert (await router.client.get("/ui/requests", headers=bearer(BORIS))).text.count("<details>") == 1
     assert ANNA not in caplog.text and BORIS not in caplog.text
+
+
+async def test_a_page_costs_its_tenant_tokens_and_one_in_debt_sees_none(fleet: Fleet, tmp_path: Path) -> None:
+    """The figures are free: an open page asks for them all the time."""
+    router, _ = await guarded(fleet, tmp_path, SLOW, console=True)
+    account = router.server.router.handler._accounts.of(router.server.router.handler.keys.authenticate(ANNA.encode()).tenant)
+    account.use(account.refill() - RENDERED_PRICE / 2)
+    assert (await router.client.get("/ui/requests", headers=bearer(ANNA))).status_code == 200
+    refused = await router.client.get("/ui/requests", headers=bearer(ANNA))
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0 and "Rate limit" in refused.text
+    assert (await router.client.get("/ui/state.json", headers=bearer(ANNA))).status_code == 200
 
 
 async def test_the_cookie_is_secure_where_the_browser_uses_tls(fleet: Fleet, tmp_path: Path) -> None:
