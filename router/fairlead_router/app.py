@@ -110,7 +110,7 @@ class App:
             await self._end_broken(call, ApiError(500, message, kind="server_error", code="internal"), request, reply)
         finally:
             if call.is_counted:
-                self._router.demand.request_ended(call)
+                self._router.demand.request_ended(call.outcome)
             call.release_body()
             self._log(call)
             if self._router.tracer is not None:

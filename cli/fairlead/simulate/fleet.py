@@ -11,6 +11,16 @@ from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
 
 
+@dataclass(slots=True)
+class Clock:
+    """The time of the replay, in seconds."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """A router's choice. `cached`: prompt tokens expected in the pod's cache. `reservation`: one in Redis, which every router sees."""
@@ -34,6 +44,8 @@ class InflightRequest:
     waiting: bool = True
     """Whether it has no first token."""
     first_token_at: float = 0.0
+    cached: int = 0
+    """Prompt tokens that its pod had cached, once it has its first token."""
     number: int = -1
     """Its number at the pod."""
 
@@ -87,6 +99,7 @@ class Fleet:
     """
 
     def __init__(self, make_pod: Callable[[float], Pod], pods: int, most: int, routers: int = 1) -> None:
+        self.clock = Clock()
         self._make_pod = make_pod
         self.pods = [make_pod(0.0) for _ in range(most)]
         self.usable = list(range(pods))
@@ -104,10 +117,6 @@ class Fleet:
         """Return how many of the prompt's first blocks each pod caches, by the index."""
         found = self.table.match(blocks)
         return [found.get(address, 0) // BLOCK_TOKENS for address in self.addresses]
-
-    def whole_blocks(self, request: Request) -> Sequence[int]:
-        """Return the prompt's blocks without a partial last one."""
-        return request.blocks[: request.prompt_tokens // BLOCK_TOKENS]
 
     def add_request(self, flight: InflightRequest) -> None:
         for known in self._known_to(flight.router):
@@ -127,9 +136,9 @@ class Fleet:
         for event in self.pods[pod].drain_events():
             (self.table.store if event.kind == "stored" else self.table.remove)(_slot(pod), hashes_from_bytes(event.hashes))
 
-    def open(self, pod: int, now: float) -> None:
+    def open(self, pod: int) -> None:
         """Put a new pod with an empty cache into service."""
-        self.pods[pod] = self._make_pod(now)
+        self.pods[pod] = self._make_pod(self.clock.now)
         self.table.join(_slot(pod), self.addresses[pod], BLOCK_TOKENS)
         self.usable = sorted({*self.usable, pod})
 

@@ -27,20 +27,20 @@ class RoundRobin(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._turn = draw.randrange(len(fleet.pods))
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         self._turn += 1
         return Placement(self._fleet.usable[self._turn % len(self._fleet.usable)])
 
 
 class Random(PeerPolicy):
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         return Placement(self._draw.choice(self._fleet.usable))
 
 
 class KubeAiLeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         return Placement(choose_lowest(self._fleet.usable, self._inflight.count.__getitem__, self._draw))
 
 
@@ -55,7 +55,7 @@ class BoundedLoad(PeerPolicy):
         points = [(_point(f"{number}/{copy}"), number) for number in range(len(fleet.pods)) for copy in range(256)]
         self._ring = sorted(points)
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         loads = {number: self._inflight.count[number] for number in self._fleet.usable}
         most = 1.25 * (sum(loads.values()) + 1) / len(loads)
         start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
@@ -82,7 +82,7 @@ class SglangLike(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in fleet.pods]
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         number = self._pick(request)
         tree = self._trees[number]
         for block in reversed(request.blocks):
@@ -112,7 +112,7 @@ class DynamoLike(PeerPolicy):
     A router knows only its own requests: sharing them between replicas is off by default.
     """
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         fleet, inflight = self._fleet, self._inflight
         depths = fleet.depths(request.blocks)
 
@@ -138,7 +138,7 @@ class LlmdLike(PeerPolicy):
         self._used = [0] * len(fleet.pods)
         self._clock = 0
 
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         fleet, seen = self._fleet, self._fleet.inflight
         depths = fleet.depths(request.blocks)
         queues = {number: len(seen.waiting[number]) for number in fleet.usable}

@@ -1,40 +1,21 @@
 """The routing policies by name."""
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from fairlead.simulate.fleet import Fleet, InflightRequests, Placement
 from fairlead.simulate.ours import Fairlead
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, KubeAiLeastLoad, LlmdLike, Random, RoundRobin, SglangLike
 from fairlead.simulate.queues import Engine
-from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.workloads.request import Request
 
 
 class Policy(Protocol):
-    def choose(self, request: Request, now: float) -> Placement:
+    def choose(self, request: Request) -> Placement:
         """Choose one of the usable pods, of which there is at least one."""
-
-
-@runtime_checkable
-class OwnPolicy(Policy, Protocol):
-    """A policy of our routers, which know service classes."""
-
-    @property
-    def view(self) -> RouterView:
-        """The router's table of workers."""
-
-    def choose(self, request: Request, now: float, avoided: Collection[int] = ()) -> Placement:
-        """`avoided`: pods that are chosen only if there is no other."""
-
-    def release(self, reservation: bytes) -> None:
-        """End a reservation."""
-
-    def prefill_seconds(self, pod: int, now: float) -> float:
-        """Return the seconds of prefill ahead at a pod as all routers together know it; 0: not known."""
 
 
 Maker = Callable[[Fleet, InflightRequests, random.Random], Policy]

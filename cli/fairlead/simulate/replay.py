@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from fairlead.simulate.autoscale import PERIOD, Autoscaler, DemandMeter
+from fairlead.simulate.autoscale import PERIOD, Autoscaler
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
 from fairlead.simulate.ours import Fairlead
@@ -19,6 +19,7 @@ from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, assign_classes
 from fairlead.simulate.workloads.request import Request
 from fairlead_operator.api.scaling import Scaling
+from fairlead_operator.scaling.demand import RouterReport
 from fairlead_router.serving.admission import RECHECK_SECONDS
 
 
@@ -65,7 +66,7 @@ class _Run:
             seconds=requests[-1].at - requests[0].at,
         )
         self._cached = 0
-        self._engine, self._now = system.engine, 0.0
+        self._engine = system.engine
         most = scenario.pods if scenario.autoscale is None else scenario.autoscale.max_replicas
         self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, scenario.routers)
         self._lifecycle = Lifecycle(len(fleet.pods))
@@ -74,7 +75,7 @@ class _Run:
             make = partial(Fairlead, away=away)
         known = scenario.classes if scenario.has_bounds else ()
         self._routers = [
-            Router(number, fleet, make(fleet, inflight, draw), inflight, draw, system.has_queue, known, self._send)
+            Router(number, fleet, make(fleet, inflight, draw), inflight, system.has_queue, known, self._send)
             for number, inflight in enumerate(fleet.inflight_by_router)
         ]
         self._flights: list[dict[int, InflightRequest]] = [{} for _ in fleet.pods]
@@ -88,7 +89,6 @@ class _Run:
         for _ in range(scenario.pods):
             self._lifecycle.create(0.0)
         self._lifecycle.starting.clear()
-        self._meters = [DemandMeter(lambda: self._now) for _ in self._routers]
         self._autoscaler = None
         self._all_arrived = False
         if scenario.autoscale is not None:
@@ -98,9 +98,8 @@ class _Run:
     def play(self) -> Outcome:
         for position, request in enumerate(self._requests):
             self._advance(request.at)
-            self._now = request.at
+            self._fleet.clock.now = request.at
             router = self._draw.randrange(len(self._routers)) if len(self._routers) > 1 else 0
-            self._meters[router].record_arrival(request.prompt_tokens)
             self._enter(router, position)
         self._all_arrived = True  # the remaining requests end with the present pods
         self._advance(math.inf)
@@ -113,13 +112,17 @@ class _Run:
 
     # Events
 
+    @property
+    def _now(self) -> float:
+        return self._fleet.clock.now
+
     def _at(self, at: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at, next(self._order), event))
 
     def _advance(self, until: float) -> None:
         """Apply the events up to a moment."""
         while self._events and self._events[0][0] <= until:
-            self._now, _, event = heapq.heappop(self._events)
+            self._fleet.clock.now, _, event = heapq.heappop(self._events)
             event()
 
     def _follow(self, pod: int) -> None:
@@ -143,9 +146,8 @@ class _Run:
                 self._end(flight)
                 continue
             self._cached += progress.cached
-            flight.first_token_at = self._now
+            flight.cached, flight.first_token_at = progress.cached, self._now
             self._outcome.ttft[flight.position] = self._now - flight.request.at
-            self._meters[flight.router].record_answer(flight, progress.cached)
             self._fleet.record_first_token(flight)
             self._routers[flight.router].release(flight)
             begun.append(flight.router)
@@ -156,7 +158,7 @@ class _Run:
 
     def _end(self, flight: InflightRequest) -> None:
         self._fleet.end_request(flight)
-        self._meters[flight.router].record_end(flight)
+        self._routers[flight.router].end_request(flight)
         self._outcome.ended_at = self._now
         steps = flight.request.output_tokens - 1
         self._outcome.itl[flight.position] = (self._now - flight.first_token_at) / steps if steps else 0.0
@@ -164,12 +166,12 @@ class _Run:
     # Requests
 
     def _enter(self, router: int, position: int) -> None:
-        self._routers[router].enter(self._requests[position], position, self._outcome.objectives[position], self._now)
+        self._routers[router].enter(self._requests[position], position, self._outcome.objectives[position])
         self._plan_recheck(router)
 
     def _admit_waiting(self, router: int) -> None:
         if self._routers[router].queue:
-            self._routers[router].admit_waiting(self._now)
+            self._routers[router].admit_waiting()
 
     def _plan_recheck(self, router: int) -> None:
         if self._routers[router].queue and router not in self._rechecks:
@@ -200,10 +202,7 @@ class _Run:
         fleet, lifecycle = self._fleet, self._lifecycle
         if self._autoscaler is None or (self._all_arrived and (lifecycle.desired or not any(router.queue for router in self._routers))):
             return
-        reports = [
-            meter.report(router, fleet, inflight)
-            for meter, router, inflight in zip(self._meters, self._routers, fleet.inflight_by_router, strict=True)
-        ]
+        reports = [RouterReport.parse(router.report()) for router in self._routers]
         size = self._autoscaler.size(reports, lifecycle.desired, len(fleet.usable), self._now)
         while lifecycle.desired < size and (pod := lifecycle.create(self._now)) is not None:
             self._at(self._now + self._scenario.model.start_seconds, partial(self._open, pod, self._now))
@@ -211,7 +210,7 @@ class _Run:
             if lifecycle.starting:
                 lifecycle.remove(max(lifecycle.starting), self._now)
                 continue
-            pod = self._autoscaler.least_valuable(fleet.usable)
+            pod = self._autoscaler.least_valuable(fleet.usable, fleet.addresses)
             fleet.drain(pod)
             lifecycle.draining.add(pod)
             self._end_drained(pod)
@@ -227,7 +226,7 @@ class _Run:
         if pod not in self._lifecycle.starting or self._lifecycle.created_at[pod] != created_at:
             return
         computed = self._fleet.pods[pod].computed
-        self._fleet.open(pod, self._now)
+        self._fleet.open(pod)
         self._fleet.pods[pod].computed = computed
         self._lifecycle.starting.discard(pod)
         for router in range(len(self._routers)):

@@ -1,19 +1,25 @@
-"""A modelled router: its policy, and in front of Fairlead's pods its queue, which runs the product's code."""
+"""A modelled router: its policy, and in front of Fairlead's pods the product's queue, with its gate for service classes."""
 
 import itertools
-import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
-from fairlead.simulate.policies import OwnPolicy, Policy
+from fairlead.simulate.ours import Fairlead, to_routing_request
+from fairlead.simulate.policies import Policy
+from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.service_classes import Objective, ServiceClass
-from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
-from fairlead_router.fleet.workers import Worker
+from fairlead.simulate.workloads.request import Request
+from fairlead_router.errors import ApiError
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
+from fairlead_router.metrics import Metrics
+from fairlead_router.request.client_request import Outcome
+from fairlead_router.routing.policies import Tried
+from fairlead_router.service_classes import ServiceClasses
 from fairlead_router.serving.admission import admissible_tokens
-from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, WorkerEstimate
+from fairlead_router.serving.demand import Demand
 from fairlead_router.serving.fair_queue import FairQueue
-from fairlead_router.serving.slo_gate import estimate_worker, used_share
+from fairlead_router.serving.slo_gate import ClassTerms, SloGate
 
 
 @dataclass(slots=True, eq=False)
@@ -29,16 +35,13 @@ class Ticket:
 
     request: Request
     position: int
-    objective: Objective
     account: Account
-    number: int = 0
-    size: int = 0
+    priority: int
+    number: int
+    terms: ClassTerms | None = None
     work: int = 0
+    size: int = 0
     had_turn: bool = False
-
-    @property
-    def priority(self) -> int:
-        return self.objective.service_class
 
     @property
     def tokens(self) -> int:
@@ -61,87 +64,83 @@ class Router:
         fleet: Fleet,
         policy: Policy,
         inflight: InflightRequests,
-        draw: random.Random,
         has_queue: bool,
         classes: Sequence[ServiceClass],
         send: Send,
     ) -> None:
-        self.policy = policy
+        self._policy = policy
+        self._own = policy if isinstance(policy, Fairlead) else None
+        self._view = self._own.view if self._own is not None else RouterView(fleet, inflight)
         self.queue: FairQueue[Ticket] = FairQueue()
-        self._account = Account()
-        self._number, self._fleet, self._send = number, fleet, send
-        self._view = policy.view if has_queue and isinstance(policy, OwnPolicy) else None
-        self._classes = [each.for_router(priority) for priority, each in enumerate(classes)] if has_queue else []
-        self._admission = BoundedAdmission()
-        self._numbers = itertools.count()
+        queued, table = self.queue.total, self._view.table
+        self.demand = Demand(table, ScaleUpStatus(), lambda: (queued.count, queued.tokens), fleet.table.unique_shares, fleet.clock)
+        self._number, self._fleet, self._send, self._has_queue = number, fleet, send, has_queue
+        self._account, self._numbers = Account(), itertools.count()
+        self._classes = [each.for_router(priority) for priority, each in enumerate(classes)]
+        self._gate: SloGate | None = None
+        if self._own is not None and has_queue and classes:
+            known, own = ServiceClasses(self._classes), self._own
+            self._gate = SloGate(table, Metrics(table), known, own.predict, own.prefill_seconds, fleet.clock)
 
-    def enter(self, request: Request, position: int, objective: Objective, now: float) -> None:
+    def enter(self, request: Request, position: int, objective: Objective) -> None:
         """Accept or refuse a request, now."""
-        ticket = Ticket(request, position, objective, self._account, next(self._numbers))
-        if self._view is not None:
-            ticket.work = max(1, request.prompt_tokens - max(self._held(request), default=0))
-            if self._classes and not self._is_within_bounds(ticket, now):
-                return
-        if not self.queue and self._has_capacity(now):
-            self._dispatch(ticket, now)
+        ticket = Ticket(request, position, self._account, objective.service_class, next(self._numbers))
+        self.demand.request_started(ticket.tokens)
+        if self._own is not None and self._has_queue:
+            self._view.update()
+            wanted = to_routing_request(request)
+            ticket.work = max(1, ticket.tokens - max(self._own.predict(wanted).values(), default=0))
+            if self._gate is not None:
+                service_class = self._classes[ticket.priority]
+                ticket.terms = ClassTerms(service_class, wanted, ticket.priority, request.at, key=position)
+                try:
+                    self._gate.check(ticket.terms, self.queue.work_ahead(ticket))
+                except ApiError:
+                    self.demand.request_ended()
+                    return
+        if not self.queue and self._has_capacity():
+            self._dispatch(ticket)
         else:
             self.queue.push(ticket)
 
-    def _is_within_bounds(self, ticket: Ticket, now: float) -> bool:
-        """Whether the product's admission accepts the request."""
-        assert self._view is not None, "only our routers know classes"
-        workers = self._view.usable(now)
-        if self._classes[ticket.objective.service_class].is_best_effort or not workers:
-            return True
-        request, estimates = self._estimate(ticket, workers, now)
-        ahead, share = self.queue.work_ahead(ticket), used_share(workers)
-        return not self._admission.decide(request, estimates, ahead, now, share=share).rejection
-
-    def _unsuitable(self, ticket: Ticket, now: float) -> Collection[int]:
-        """Return the pods that would miss the request's bounds while another meets them, as `SloGate.unsuitable` does."""
-        if not self._classes or self._view is None or self._classes[ticket.objective.service_class].is_best_effort:
-            return ()
-        request, estimates = self._estimate(ticket, self._view.usable(now), now)
-        late = [pod for pod, estimate in zip(self._fleet.usable, estimates, strict=True) if not request.can_start(estimate)]
-        return late if len(late) < len(estimates) else ()
-
-    def _estimate(self, ticket: Ticket, workers: Sequence[Worker], now: float) -> tuple[BoundedRequest, list[WorkerEstimate]]:
-        policy, pods, prompt, held = self.policy, self._fleet.usable, ticket.request.prompt_tokens, self._held(ticket.request)
-        assert isinstance(policy, OwnPolicy), "only our routers know classes"
-        estimates = [
-            estimate_worker(worker, max(1, prompt - held[pod]), now, policy.prefill_seconds(pod, now))
-            for worker, pod in zip(workers, pods, strict=True)
-        ]
-        service_class, elapsed = self._classes[ticket.objective.service_class], now - ticket.request.at
-        cached = max(held[pod] for pod in pods)
-        return BoundedRequest(ticket.position, "", ticket.priority, service_class, elapsed, prompt, cached), estimates
-
-    def _held(self, request: Request) -> list[int]:
-        """Return the tokens of the prompt that each pod caches."""
-        return [depth * BLOCK_TOKENS for depth in self._fleet.depths(request.blocks)]
-
-    def admit_waiting(self, now: float) -> None:
+    def admit_waiting(self) -> None:
         """Send as many waiting requests as the pods have capacity for."""
-        while self.queue and self._has_capacity(now):
+        while self.queue and self._has_capacity():
             ticket = self.queue.pop()
             assert ticket is not None, "the queue has a request"
-            self._dispatch(ticket, now)
+            self._dispatch(ticket)
 
-    def _has_capacity(self, now: float) -> bool:
-        if self._view is None:
+    def _has_capacity(self) -> bool:
+        if not self._has_queue:
             return bool(self._fleet.usable)
-        return any(admissible_tokens(worker) > 0 for worker in self._view.usable(now))
+        self._view.update()
+        return any(admissible_tokens(worker) > 0 for worker in self._view.table.usable())
 
-    def _dispatch(self, ticket: Ticket, now: float) -> None:
+    def _dispatch(self, ticket: Ticket) -> None:
         request = ticket.request
-        if isinstance(self.policy, OwnPolicy):
-            placed = self.policy.choose(request, now, self._unsuitable(ticket, now))
-        else:
-            placed = self.policy.choose(request, now)
+        placed = self._own.choose(request, self._unsuitable(ticket)) if self._own is not None else self._policy.choose(request)
         cost = max(request.prompt_tokens - placed.cached, 1)
+        now = self._fleet.clock.now
         self._send(InflightRequest(request, ticket.position, self._number, placed.pod, now, cost, placed.reservation))
+
+    def _unsuitable(self, ticket: Ticket) -> Tried:
+        if self._gate is None or ticket.terms is None or ticket.terms.service_class.is_best_effort:
+            return ()
+        self._view.update()
+        return self._gate.unsuitable(ticket.terms)
 
     def release(self, flight: InflightRequest) -> None:
         """End a request's reservation: it has its first token."""
-        if isinstance(self.policy, OwnPolicy):
-            self.policy.release(flight.reservation)
+        if self._own is not None:
+            self._own.release(flight.reservation)
+
+    def end_request(self, flight: InflightRequest) -> None:
+        """Record the end of an answer."""
+        address = self._fleet.addresses[flight.pod]
+        tokens, cached = flight.request.prompt_tokens, flight.cached
+        self.demand.request_ended(Outcome(worker=address, prompt_tokens=tokens, cached_tokens=cached, first_byte_at=flight.first_token_at))
+
+    def report(self) -> dict[str, object]:
+        """Return what the router answers to the operator, now."""
+        self._view.update()
+        return self.demand.page(with_unique_shares=True)

@@ -400,7 +400,7 @@ class WorkerTable:
 
     def _update_order(self) -> None:
         if self._load_changed:
-            now = monotonic()
+            now = self._clock()
             for address in self._load_changed:
                 self._order.set(address, self._workers[address].ready_at(now))
             self._load_changed.clear()

@@ -21,7 +21,7 @@ import msgspec
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import Outcome
 
 PATH = "/fairlead/demand"
 WINDOW_SECONDS = 15
@@ -112,14 +112,14 @@ class Demand:
             self._arrivals.add(tokens)
         self._has_requests.set()
 
-    def request_ended(self, call: Call | None = None) -> None:
+    def request_ended(self, outcome: Outcome | None = None) -> None:
         """Record the end of a request, whatever its outcome."""
         self._active -= 1
         self._last = self._clock()
-        if call is not None and call.outcome.first_byte_at is not None:
-            self._answer_seconds += (monotonic() - call.outcome.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
-        if call is not None and call.outcome.cached_tokens is not None and call.outcome.prompt_tokens:
-            self._hits.add(call.outcome.worker, call.outcome.cached_tokens, call.outcome.prompt_tokens)
+        if outcome is not None and outcome.first_byte_at is not None:
+            self._answer_seconds += (self._last - outcome.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
+        if outcome is not None and outcome.cached_tokens is not None and outcome.prompt_tokens:
+            self._hits.add(outcome.worker, outcome.cached_tokens, outcome.prompt_tokens)
         if not self._active:
             self._has_requests.clear()
 
@@ -151,13 +151,14 @@ class Demand:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:
                 pass
-        return msgspec.json.encode(self._page(with_unique_shares=params.get("unique_shares", 0.0) > 0))
+        return msgspec.json.encode(self.page(with_unique_shares=params.get("unique_shares", 0.0) > 0))
 
     @property
     def _busy(self) -> bool:
         return bool(self._active or self._draining or self._queued()[0])
 
-    def _page(self, with_unique_shares: bool) -> dict[str, Any]:
+    def page(self, with_unique_shares: bool) -> dict[str, Any]:
+        """Return the load now. The operator reads it as a `RouterReport`."""
         workers = list(self._table)
         measured = [worker.load.prefill_rate for worker in workers if worker.usable and worker.load.prefill_rate > 0]
         self._rate = sum(measured) / len(measured) if measured else self._rate

@@ -46,8 +46,10 @@ class SloGate:
         classes: ServiceClasses,
         predict: Predict,
         shared: PrefillSeconds = lambda address: 0.0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
+        self._clock = clock
         self._admission = BoundedAdmission()
         metrics.watch_promises(self._admission.ledger)
 
@@ -59,7 +61,7 @@ class SloGate:
         fleet = self._table.usable((), terms.request.model)
         if not fleet or terms.service_class.is_best_effort:
             return
-        now, held, considered = monotonic(), self._held(terms), fleet
+        now, held, considered = self._clock(), self._held(terms), fleet
         if len(fleet) > SMALL_FLEET:
             soonest = self._table.soonest(CONSIDERED, (), terms.request.model)
             considered = self._table.considered(held, [worker.address for worker in soonest], (), terms.request.model)
@@ -76,7 +78,7 @@ class SloGate:
         For best effort these are the workers without spare capacity, else those that do not meet the bounds. In a large fleet the policy
         considers the soonest workers anyway, so only the ITL is checked there.
         """
-        fleet, now = self._table.usable((), terms.request.model), monotonic()
+        fleet, now = self._table.usable((), terms.request.model), self._clock()
         if terms.service_class.is_best_effort:
             suitable = [worker for worker in fleet if self.is_spare(worker, now)]
         elif len(fleet) > SMALL_FLEET or not terms.service_class.bounds_ttft:

@@ -37,12 +37,12 @@ def test_a_router_sends_a_pod_a_second_of_prompts_or_four_and_queues_the_others(
         fleet.add_request(flight)
 
     draw = random.Random(0)
-    router = Router(0, fleet, Fairlead(fleet, fleet.inflight, draw), fleet.inflight, draw, True, (), send)
+    router = Router(0, fleet, Fairlead(fleet, fleet.inflight, draw), fleet.inflight, True, (), send)
     for number, request in enumerate(arrivals(100, math.inf)):
-        router.enter(request, number, Objective(service_class=int(number < 90)), 0.0)
+        router.enter(request, number, Objective(service_class=int(number < 90)))
     assert [len(waiting) for waiting in fleet.inflight.waiting] == [4, 4] and len(router.queue) == 92
     fleet.record_first_token(sent[0])
-    router.admit_waiting(0.0)
+    router.admit_waiting()
     assert len(router.queue) == 91 and sent[-1].position == 90, "the first of the urgent class"
 
 
