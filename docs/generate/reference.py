@@ -38,8 +38,9 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
 from fairlead_router.metrics import WorkerGauges
-from fairlead_router.routing.canary_metrics import CanaryMetrics
+from fairlead_router.routing.canary_split import canary_metrics
 from fairlead_router.serving.promise_ledger import PromiseLedger
+from fairlead_router.serving.slo_gate import promise_metrics
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
@@ -277,8 +278,8 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     router = RouterMetrics(WorkerTable())
     router.watch_tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))
-    router.watch_promises(PromiseLedger())
-    router.registry.register(CanaryMetrics(SplitReport))
+    router.watch(lambda: promise_metrics(PromiseLedger()))
+    router.watch(lambda: canary_metrics(SplitReport()))
     router.registry.register(WorkerGauges(WorkerTable()))
     operator = OperatorMetrics()
     operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)

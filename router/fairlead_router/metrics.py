@@ -1,8 +1,9 @@
 """Prometheus metrics of /metrics, in a separate registry for each router."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,94 +24,52 @@ class Metrics:
 
     def __init__(self, table: WorkerTable) -> None:
         self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         ProcessCollector(registry=registry)
-        self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
-        self.forwarded = Counter(
-            "fairlead_router_forwarded_requests",
-            "Requests for models of other services, which fairlead_router_requests leaves out, by that service and status code",
-            ["other_service", "code"],
-            registry=registry,
-        )
-        self._retries = Counter(
-            "fairlead_router_retries",
-            f"Attempts given up before the first byte: {', '.join(get_args(RetryReason))}",
-            ["reason"],
-            registry=registry,
-        )
-        self.picks = Counter("fairlead_router_picks", "Gateway requests by the endpoint picker's status code", ["code"], registry=registry)
-        self.broken_streams = Counter(
-            "fairlead_router_broken_streams", "Answers truncated because the worker's connection was lost", registry=registry
-        )
-        self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
-        self.ttfb = PlainHistogram(
-            "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", _SECONDS, registry
-        ).labels()
-        self.overhead = PlainHistogram(
-            "fairlead_router_prepare_seconds", "Reading, rendering, tokenizing and hashing a prompt", _SECONDS, registry
-        ).labels()
-        self.predicted = Counter("fairlead_router_predicted_cached_tokens", "Cached tokens that the index expected", registry=registry)
-        self.actual = Counter("fairlead_router_actual_cached_tokens", "Cached tokens that workers reported", registry=registry)
-        self.prediction_error = PlainHistogram(
-            "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", _TOKENS, registry
-        ).labels()
-        self.recalls = Counter(
-            "fairlead_router_recalls",
-            "Times that a worker was made to resync with the index after sustained prediction error",
-            ["worker"],
-            registry=registry,
-        )
-        self.task_failures = Counter(
-            "fairlead_router_task_failures", "Failures of background tasks, each restarted after a backoff", ["task"], registry=registry
-        )
-        self.index_unavailable = Counter(
-            "fairlead_router_index_unavailable", "Requests routed while the index was unavailable", registry=registry
-        )
-        self.ignored_records = Counter(
-            "fairlead_router_ignored_records",
-            "Index records ignored: discovery does not list the address, or its worker reports another incarnation",
-            ["reason"],
-            registry=registry,
-        )
-        self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
+        self.requests = counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"])
+        other = "Requests for models of other services, which fairlead_router_requests leaves out, by that service and status code"
+        self.forwarded = counter("fairlead_router_forwarded_requests", other, ["other_service", "code"])
+        retries = f"Attempts given up before the first byte: {', '.join(get_args(RetryReason))}"
+        self._retries = counter("fairlead_router_retries", retries, ["reason"])
+        self.picks = counter("fairlead_router_picks", "Gateway requests by the endpoint picker's status code", ["code"])
+        self.broken_streams = counter("fairlead_router_broken_streams", "Answers truncated because the worker's connection was lost")
+        self._held = gauge("fairlead_router_held_requests", "Requests that wait for a worker")
+        ttfb = "From a whole request to the first byte of its answer"
+        self.ttfb = PlainHistogram("fairlead_router_ttfb_seconds", ttfb, _SECONDS, registry).labels()
+        prepare = "Reading, rendering, tokenizing and hashing a prompt"
+        self.overhead = PlainHistogram("fairlead_router_prepare_seconds", prepare, _SECONDS, registry).labels()
+        self.predicted = counter("fairlead_router_predicted_cached_tokens", "Cached tokens that the index expected")
+        self.actual = counter("fairlead_router_actual_cached_tokens", "Cached tokens that workers reported")
+        error = "|predicted - actual| cached tokens"
+        self.prediction_error = PlainHistogram("fairlead_router_prediction_error_tokens", error, _TOKENS, registry).labels()
+        recalls = "Times that a worker was made to resync with the index after sustained prediction error"
+        self.recalls = counter("fairlead_router_recalls", recalls, ["worker"])
+        failures = "Failures of background tasks, each restarted after a backoff"
+        self.task_failures = counter("fairlead_router_task_failures", failures, ["task"])
+        self.index_unavailable = counter("fairlead_router_index_unavailable", "Requests routed while the index was unavailable")
+        ignored = "Index records ignored: discovery does not list the address, or its worker reports another incarnation"
+        self.ignored_records = counter("fairlead_router_ignored_records", ignored, ["reason"])
+        self.index_up = gauge("fairlead_router_index_up", "1 while the index answers")
         self.index_up.set(1)
-        self._refused = Counter(
-            "fairlead_router_refused",
-            f"Requests refused before a worker: {', '.join(get_args(RefusalReason))}",
-            ["reason"],
-            registry=registry,
-        )
-        self.slo_requests = Counter("fairlead_router_slo_requests", "Requests by service class", ["class"], registry=registry)
-        self.slo_good = Counter(
-            "fairlead_router_slo_good_requests",
-            "Goodput: answered requests within all bounds of their class, measured from their arrival",
-            ["class"],
-            registry=registry,
-        )
-        self.slo_missed = Counter(
-            "fairlead_router_slo_missed_requests",
-            "Answered requests that missed a bound of their class: ttft, itl",
-            ["class", "bound"],
-            registry=registry,
-        )
-        self.slo_rejected = Counter(
-            "fairlead_router_slo_rejected",
-            "Requests rejected since no worker meets their class's bounds",
-            ["class"],
-            registry=registry,
-        )
-        self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
+        refused = f"Requests refused before a worker: {', '.join(get_args(RefusalReason))}"
+        self._refused = counter("fairlead_router_refused", refused, ["reason"])
+        self.slo_requests = counter("fairlead_router_slo_requests", "Requests by service class", ["class"])
+        good = "Goodput: answered requests within all bounds of their class, measured from their arrival"
+        self.slo_good = counter("fairlead_router_slo_good_requests", good, ["class"])
+        missed = "Answered requests that missed a bound of their class: ttft, itl"
+        self.slo_missed = counter("fairlead_router_slo_missed_requests", missed, ["class", "bound"])
+        rejected = "Requests rejected since no worker meets their class's bounds"
+        self.slo_rejected = counter("fairlead_router_slo_rejected", rejected, ["class"])
+        self.key_file_ok = gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used")
         self.key_file_ok.set(1)
-        self.certificate_expiry = Gauge(
-            "fairlead_router_certificate_expiry_timestamp_seconds",
-            "End of validity of the certificate for clients, in seconds since the epoch; 0 without TLS",
-            registry=registry,
-        )
-        self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
-        self._queued = Gauge("fairlead_router_queued_requests", "Requests in the queue", registry=registry)
-        self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies", registry=registry)
-        for counter, reasons in ((self._refused, RefusalReason), (self._retries, RetryReason)):
+        expiry = "End of validity of the certificate for clients, in seconds since the epoch; 0 without TLS"
+        self.certificate_expiry = gauge("fairlead_router_certificate_expiry_timestamp_seconds", expiry)
+        self.body_bytes = gauge("fairlead_router_body_bytes", "Bytes of request bodies kept")
+        self._queued = gauge("fairlead_router_queued_requests", "Requests in the queue")
+        self._queued_bytes = gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies")
+        for by_reason, reasons in ((self._refused, RefusalReason), (self._retries, RetryReason)):
             for reason in get_args(reasons):
-                counter.labels(reason)  # a counter that begins at 0 shows its first increase
+                by_reason.labels(reason)  # a counter that begins at 0 shows its first increase
         self._workers = WorkerGauges(table)
         self._requests: dict[tuple[str, str], Counter] = {}
 
@@ -136,9 +95,21 @@ class Metrics:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
+    def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Export what `collect` returns at scrape time."""
+        self.registry.register(_Scraped(collect))
+
     def watch_tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        """Read each tenant's prompt and output tokens from `used` at scrape time: labelled counters would cost each request more."""
-        self.registry.register(_TenantTokens(used))
+        """Export each tenant's prompt and output tokens from `used`: labelled counters would cost each request more."""
+
+        def collect() -> Iterator[Metric]:
+            tokens = CounterMetricFamily("fairlead_router_tenant_tokens", "Tokens used", labels=["tenant", "kind"])
+            for tenant, prompt, output in used():
+                tokens.add_metric([tenant, "prompt"], prompt)
+                tokens.add_metric([tenant, "output"], output)
+            yield tokens
+
+        self.watch(collect)
 
     def watch_queue(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
         """Read the queue's requests, bytes and held requests at scrape time."""
@@ -146,68 +117,28 @@ class Metrics:
         self._queued_bytes.set_function(size)
         self._held.set_function(held)
 
-    def watch_promises(self, promises: "Promises") -> None:
-        """Export the outcomes of promised starts."""
-        self.registry.register(_PromiseMetrics(promises))
-
     def watch_token_cache(self, cache: TokenCache) -> None:
         """Export the hits and misses of the token cache."""
-        self.registry.register(_TokenCacheMetrics(cache))
+        name = "fairlead_router_token_cache"
+        self.watch(
+            lambda: [
+                CounterMetricFamily(f"{name}_hit_tokens", "Prompt tokens known from earlier prompts", value=cache.hit_tokens),
+                CounterMetricFamily(f"{name}_missed_tokens", "Prompt tokens looked up and not known", value=cache.missed_tokens),
+                GaugeMetricFamily(f"{name}_bytes", "Memory of the token ids of earlier prompts", value=cache.bytes),
+            ]
+        )
 
     async def render(self) -> bytes:
         """Return the exposition. Only the workers' gauges grow with the fleet, and they let other work run in between."""
         return generate_latest(self.registry) + await self._workers.render()
 
 
-class Promises(Protocol):
-    """Promised starts by outcome, and those that are open."""
-
-    kept: int
-    broken: int
-    expired: int
-
-    def __len__(self) -> int: ...
-
-
-class _PromiseMetrics(Collector):
-    def __init__(self, promises: Promises) -> None:
-        self._promises = promises
+class _Scraped(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterable[Metric]:
-        promises = self._promises
-        ended = CounterMetricFamily(
-            "fairlead_router_slo_promises",
-            "Rejections with a promised start, by outcome: kept, broken (too late when the request returned), expired (it did not return)",
-            labels=["outcome"],
-        )
-        for outcome in ("kept", "broken", "expired"):
-            ended.add_metric([outcome], getattr(promises, outcome))
-        return [ended, GaugeMetricFamily("fairlead_router_slo_open_promises", "Promised starts that lie ahead", value=len(promises))]
-
-
-class _TenantTokens(Collector):
-    def __init__(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        self._used = used
-
-    def collect(self) -> Iterable[Metric]:
-        tokens = CounterMetricFamily("fairlead_router_tenant_tokens", "Tokens used", labels=["tenant", "kind"])
-        for tenant, prompt, output in self._used():
-            tokens.add_metric([tenant, "prompt"], prompt)
-            tokens.add_metric([tenant, "output"], output)
-        return [tokens]
-
-
-class _TokenCacheMetrics(Collector):
-    def __init__(self, cache: TokenCache) -> None:
-        self._cache = cache
-
-    def collect(self) -> Iterable[Metric]:
-        name, cache = "fairlead_router_token_cache", self._cache
-        return [
-            CounterMetricFamily(f"{name}_hit_tokens", "Prompt tokens known from earlier prompts", value=cache.hit_tokens),
-            CounterMetricFamily(f"{name}_missed_tokens", "Prompt tokens looked up and not known", value=cache.missed_tokens),
-            GaugeMetricFamily(f"{name}_bytes", "Memory of the token ids of earlier prompts", value=cache.bytes),
-        ]
+        return self._collect()
 
 
 class WorkerGauges(Collector):

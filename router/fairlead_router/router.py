@@ -34,8 +34,7 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.request.request_log import RequestLog
-from fairlead_router.routing.canary_metrics import CanaryMetrics
-from fairlead_router.routing.canary_split import CanaryPolicy
+from fairlead_router.routing.canary_split import CanaryPolicy, canary_metrics
 from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRobin, Session
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.routing.prefix_lookup import IndexConfig
@@ -79,9 +78,9 @@ class Router:
         self.policy = self._make_policy()
         self.canary = self._make_split()
         canary_for = None
-        if self.canary is not None:
-            canary_for = self.canary.canary_for
-            self.metrics.registry.register(CanaryMetrics(self.canary.report))
+        if (canary := self.canary) is not None:
+            canary_for = canary.canary_for
+            self.metrics.watch(lambda: canary_metrics(canary.report()))
         self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters, canary_for)
         self.rendering = EngineRendering(self.table, self.prompts)
         self.stack_metrics: StackMetrics | None = None

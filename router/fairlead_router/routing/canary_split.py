@@ -12,6 +12,7 @@ from time import monotonic
 
 import xxhash
 from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairlead_common.canary_split import Side, Split, SplitReport
 from fairlead_router.file_follower import JsonFile
@@ -20,6 +21,7 @@ from fairlead_router.routing.policies import Choice, Policy, RoutingRequest, Tri
 from fairlead_router.supervision import stop_tasks, supervise
 
 RELOAD_SECONDS = 1.0
+QUANTILES = (0.5, 0.9)
 TOLERANCE = 8
 """Requests, beside four standard deviations, by which a side may exceed its share before new requests go to the other side. One long
 conversation, or one prompt sent repeatedly, therefore cannot give a canary all requests or none."""
@@ -165,3 +167,21 @@ def _stable(workers: Iterable[Worker]) -> set[Worker]:
 
 def _has_usable(side: Collection[Worker], request: RoutingRequest, tried: Tried) -> bool:
     return any(worker.usable and worker.serves(request.model) and (worker.address, worker.generation) not in tried for worker in side)
+
+
+def canary_metrics(report: SplitReport) -> Iterator[Metric]:
+    """Yield the metrics of both sides, labelled with the canary's revision; without values while there is no canary."""
+    labels = ["side", "revision"]
+    weight = GaugeMetricFamily("fairlead_router_canary_weight", "Percent of requests routed to the canary", labels=["revision"])
+    requests = CounterMetricFamily("fairlead_router_side_requests", "Attempts at canary and stable pods", labels=labels)
+    errors = CounterMetricFamily("fairlead_router_side_errors", "Failed attempts: 5xx, no answer, or a truncated answer", labels=labels)
+    seconds = "Seconds from sending a request to the first byte of its answer"
+    ttft = GaugeMetricFamily("fairlead_router_side_ttft_seconds", seconds, labels=[*labels, "quantile"])
+    if report.revision:
+        weight.add_metric([report.revision], report.weight)
+        for name, side in (("canary", report.canary), ("stable", report.stable)):
+            requests.add_metric([name, report.revision], side.requests)
+            errors.add_metric([name, report.revision], side.errors)
+            for share in QUANTILES if side.ttft.count else ():
+                ttft.add_metric([name, report.revision, str(share)], side.ttft.quantile(share))
+    yield from (weight, requests, errors, ttft)

@@ -1,9 +1,11 @@
 """Service classes at one router: checks a request against its class's bounds, and names the workers that it must not go to."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairlead_index.score import CONSIDERED, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
@@ -13,6 +15,7 @@ from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClass, ServiceClasses
 from fairlead_router.serving.best_effort import has_spare_capacity
 from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, Verdict, WorkerEstimate
+from fairlead_router.serving.promise_ledger import PromiseLedger
 
 Predict = Callable[[RoutingRequest], Mapping[str, int]]
 """Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
@@ -51,7 +54,7 @@ class SloGate:
         self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
         self._clock = clock
         self._admission = BoundedAdmission()
-        metrics.watch_promises(self._admission.ledger)
+        metrics.watch(lambda: promise_metrics(self._admission.ledger))
 
     def check(self, terms: ClassTerms, ahead_tokens: float) -> None:
         """Raise ApiError if no worker can serve the request within its class's bounds. Without workers the request may wait for one.
@@ -102,6 +105,19 @@ class SloGate:
         """Return the estimates of the workers. `held`: tokens of the prompt that each caches, by address."""
         tokens, shared = terms.request.prompt_tokens, self._shared
         return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now, shared(worker.address)) for worker in workers]
+
+
+def promise_metrics(ledger: PromiseLedger) -> Iterator[Metric]:
+    """Yield the metrics of promised starts."""
+    ended = CounterMetricFamily(
+        "fairlead_router_slo_promises",
+        "Rejections with a promised start, by outcome: kept, broken (too late when the request returned), expired (it did not return)",
+        labels=["outcome"],
+    )
+    for outcome, count in (("kept", ledger.kept), ("broken", ledger.broken), ("expired", ledger.expired)):
+        ended.add_metric([outcome], count)
+    yield ended
+    yield GaugeMetricFamily("fairlead_router_slo_open_promises", "Promised starts that lie ahead", value=len(ledger))
 
 
 def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0.0) -> WorkerEstimate:
