@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from fairlead_common.canary_split import Split
 from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.protocols.model_list import Model
@@ -19,7 +18,6 @@ from fairlead_common.routing_policy import RoutingPolicy
 from fairlead_common.telemetry.tracer import create_tracer
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
-from fairlead_router.file_follower import JsonFile
 from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
@@ -202,8 +200,7 @@ class Router:
     def _make_split(self) -> CanaryPolicy | None:
         if not self.config.canary_file:
             return None
-        file = JsonFile("split", Path(self.config.canary_file), Split())
-        return CanaryPolicy(self.table, self.policy, file, self.metrics.task_failures)
+        return CanaryPolicy(self.table, self.policy, Path(self.config.canary_file), self.metrics.task_failures)
 
     def _index_config(self) -> IndexConfig | None:
         config = self.config

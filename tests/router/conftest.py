@@ -18,8 +18,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 @pytest.fixture(autouse=True)
 def short_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tenancy.key_file", "routing.canary_split", "serving.model_routes", "wire.tls"):
-        monkeypatch.setattr(f"fairlead_router.{module}.RELOAD_SECONDS", 0.05)
+    monkeypatch.setattr("fairlead_router.file_follower.RELOAD_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ from tests.servers.redis_server import RedisServer
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_router import supervision as background
-from fairlead_router.file_follower import JsonFile
+from fairlead_router.file_follower import FileFollower
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.admission import Admission
 from fairlead_router.supervision import supervise
-from fairlead_router.tenancy.key_file import KeyStore
 from fairlead_router.tenancy.quota import Accounts
 
 
@@ -128,8 +127,8 @@ async def test_every_background_task_of_a_router_survives_an_exception(
     await eventually(lambda: policy.read_mode == "mirror", "the index is read as wanted")
     faults = {
         "token quotas": FailsOnce(Accounts._sync, "token quotas"),
-        "key file": FailsOnce(KeyStore.reload, None),  # in a thread
-        "split file": FailsOnce(JsonFile.reload, "split file"),
+        "key file": FailsOnce(FileFollower.reload, None),  # in a thread
+        "split file": FailsOnce(FileFollower.reload, None),
         "mirror size": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror size"),
         "index watch": FailsOnce(PrefixAware._report_change, "index watch"),
         "health check": FailsOnce(PromptFormats.choose_current, "health check"),
@@ -138,8 +137,8 @@ async def test_every_background_task_of_a_router_survives_an_exception(
         "discovery": FailsOnce(WorkerTable.set_addresses, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
-    monkeypatch.setattr(KeyStore, "reload", faults["key file"])
-    monkeypatch.setattr(JsonFile, "reload", faults["split file"])
+    for name, file in (("key file", router.server.router.handler.keys._file), ("split file", router.server.router.canary._file)):
+        monkeypatch.setattr(file, "reload", faults[name].__get__(file))
     monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror size"].__get__(reader)()))
     monkeypatch.setattr(PrefixAware, "_report_change", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "choose_current", faults["health check"])

@@ -8,6 +8,7 @@ import asyncio
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from time import monotonic
 
 import xxhash
@@ -15,12 +16,11 @@ from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairlead_common.canary_split import Side, Split, SplitReport
-from fairlead_router.file_follower import JsonFile
+from fairlead_router.file_follower import json_file
 from fairlead_router.fleet.workers import NOT_CHECKED, Worker, WorkerTable
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest, Tried
 from fairlead_router.supervision import stop_tasks, supervise
 
-RELOAD_SECONDS = 1.0
 QUANTILES = (0.5, 0.9)
 TOLERANCE = 8
 """Requests, beside four standard deviations, by which a side may exceed its share before new requests go to the other side. One long
@@ -36,17 +36,17 @@ def belongs_to_canary(conversation: int, split: Split) -> bool:
 class CanaryPolicy:
     """Policy that chooses a side, and delegates to another policy within it."""
 
-    def __init__(self, table: WorkerTable, inner: Policy, file: JsonFile[Split], failures: Counter) -> None:
-        """`failures`: counter of task failures, by name."""
-        self._table, self._inner, self._file, self._failures = table, inner, file, failures
+    def __init__(self, table: WorkerTable, inner: Policy, file: Path, failures: Counter) -> None:
+        """`file`: the split. `failures`: counter of task failures, by name."""
+        self._table, self._inner, self._failures = table, inner, failures
         self._report = SplitReport()
         self._sent = self._sent_to_canary = 0
         self._following: asyncio.Task[None] | None = None
-        self._apply_file()
+        self._file = json_file("split", file, Split(), self._apply)
 
     def start(self) -> None:
         self._inner.start()
-        self._following = supervise("split file", self._follow, self._failures)
+        self._following = supervise("split file", self._file.follow, self._failures)
 
     async def close(self) -> None:
         await stop_tasks(self._following)
@@ -103,17 +103,8 @@ class CanaryPolicy:
         """Return whether a 5xx of this worker is retried: a canary's is, while the stable side has a usable worker."""
         return bool(worker.canary) and _has_usable(_stable(self._table), request, tried)
 
-    # The file
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(RELOAD_SECONDS)
-            self._file.reload()
-            self._apply_file()
-
-    def _apply_file(self) -> None:
+    def _apply(self, split: Split) -> None:
         """Reset the counters for a new canary. A new weight of the same canary resets only the shares."""
-        split = self._file.content
         if (split.revision, split.trial) != (self._report.revision, self._report.trial):
             self._report = SplitReport(split.revision, trial=split.trial)
         if split.weight != self._report.weight:

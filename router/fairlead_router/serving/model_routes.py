@@ -1,13 +1,10 @@
 """Models of other services that this endpoint serves too: a file with their names and the URLs of their services, reloaded on changes."""
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 
-from fairlead_router.file_follower import JsonFile
-
-RELOAD_SECONDS = 1.0
+from fairlead_router.file_follower import json_file
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -28,7 +25,8 @@ class ModelRoutes:
     """Without a file there are no other models."""
 
     def __init__(self, path: str) -> None:
-        self._file = JsonFile("models of other services", Path(path), _File())
+        self._file = json_file("models of other services", Path(path), _File())
+        self.follow = self._file.follow
 
     def find(self, model: str) -> Route | None:
         """Return the service of a model; of two services with one model name the first."""
@@ -37,9 +35,3 @@ class ModelRoutes:
     def names(self) -> list[str]:
         """Return the models of all other services."""
         return sorted({model for service in self._file.content.services for model in service.models})
-
-    async def follow(self) -> None:
-        """Reload the file while it changes, without end."""
-        while True:
-            await asyncio.sleep(RELOAD_SECONDS)
-            self._file.reload()

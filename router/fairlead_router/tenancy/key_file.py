@@ -15,7 +15,6 @@ from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileEr
 
 logger = logging.getLogger(__name__)
 
-RELOAD_SECONDS = 1.0
 MAX_BYTES = 4 << 20
 """Limit of the file; a Secret holds at most 1 MiB."""
 
@@ -25,39 +24,42 @@ class KeyStore:
 
     def __init__(self, path: str, metrics: Metrics, classes: Collection[str] = ()) -> None:
         """`classes`: names of the service classes, which the file may name."""
-        self._path, self._classes = Path(path) if path else None, classes
-        self._metrics = metrics
-        self._callers: Mapping[bytes, Caller] | None = None
-        self._file = FileFollower(self._read, Path(path))
+        self._path, self._classes, self._metrics = Path(path), classes, metrics
+        self._file: FileFollower[Mapping[bytes, Caller] | None] | None = None
         self._following: asyncio.Task[None] | None = None
-        self.problem = ""
-        """Problem of the file's newest version; empty when that version is in use."""
-        if self._path is not None:
-            self.reload()
+        if path:
+            without = "no request is served until it is repaired"
+            self._file = FileFollower(f"key file {path}", self._read, self._path, default=None, without=without, on_change=self._log_keys)
+            metrics.key_file_ok.set_function(lambda: not self.problem)
 
     @property
     def is_required(self) -> bool:
-        return self._path is not None
+        return self._file is not None
 
     @property
     def is_usable(self) -> bool:
         """Whether there are keys to check against, from the newest or an earlier version."""
-        return self._path is None or self._callers is not None
+        return self._file is None or self._file.content is not None
+
+    @property
+    def problem(self) -> str:
+        """Problem of the file's newest version; empty when that version is in use."""
+        return "" if self._file is None else self._file.problem
 
     def start(self) -> None:
-        if self._path is not None:
-            self._following = supervise("key file", self._follow, self._metrics.task_failures)
+        if self._file is not None:
+            self._following = supervise("key file", self._file.follow, self._metrics.task_failures)
 
     async def close(self) -> None:
         await stop_tasks(self._following)
 
     def authenticate(self, credential: bytes) -> Caller:
         """Return the key's caller. Raises ApiError 401; 503 while there is no valid list of keys."""
-        if self._path is None:
+        if self._file is None:
             return ANONYMOUS
-        if self._callers is None:
+        if self._file.content is None:
             raise unavailable("The router has no usable list of API keys. Its operator has to repair the key file.", retry_after=10)
-        found = self._callers.get(digest(credential)) if credential else None
+        found = self._file.content.get(digest(credential)) if credential else None
         if found is not None:
             return found
         self._metrics.count_refusal("key")
@@ -70,47 +72,24 @@ class KeyStore:
 
     def find(self, key_digest: bytes) -> Caller | None:
         """Return the caller of the key with this digest; None if there is none."""
-        return (self._callers or {}).get(key_digest)
+        return self._callers().get(key_digest)
 
     def act_for(self, tenant: str) -> Caller:
         """Return the caller for a tenant's batches, which go after all its other requests. Raises ApiError 403 for an unknown tenant."""
-        callers = (self._callers or {}).values() if self.is_required else (ANONYMOUS,)
+        callers = self._callers().values() if self.is_required else (ANONYMOUS,)
         found = next((caller for caller in callers if caller.tenant.name == tenant), None)
         if found is None:
             raise ApiError(403, f"The key file has no tenant {quote(tenant)}.", code="unknown_tenant")
         return replace(found, key="batch", priority=LOWEST, slo_class="batch")
 
-    def reload(self) -> None:
-        """Read the file if it has changed."""
-        try:
-            callers = self._file.poll()
-        except OSError as error:
-            self._report_problem(error.strerror or type(error).__name__)
-            return
-        except KeyFileError as error:
-            self._report_problem(str(error))
-            return
-        if callers is None:
-            return
-        self._callers, self.problem = callers, ""
-        self._metrics.key_file_ok.set(1)
-        tenants = {caller.tenant.name for caller in callers.values()}
-        logger.info("key file %s: %d keys of %d tenants", self._path, len(callers), len(tenants))
+    def _callers(self) -> Mapping[bytes, Caller]:
+        return (self._file.content if self._file is not None else None) or {}
 
     def _read(self) -> Mapping[bytes, Caller]:
-        assert self._path is not None
         if self._path.stat().st_size > MAX_BYTES:
             raise KeyFileError(f"it is larger than {MAX_BYTES} bytes")
         return read_keys(self._path.read_bytes(), self._classes)
 
-    def _report_problem(self, why: str) -> None:
-        self._metrics.key_file_ok.set(0)
-        if why != self.problem:
-            rest = "the keys read before stay in use" if self._callers is not None else "no request is served until it is repaired"
-            logger.error("key file %s cannot be used: %s; %s", self._path, why, rest)
-        self.problem = why
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(RELOAD_SECONDS)
-            await asyncio.to_thread(self.reload)  # parsing thousands of keys takes longer than a stream may pause
+    def _log_keys(self, callers: Mapping[bytes, Caller] | None) -> None:
+        tenants = {caller.tenant.name for caller in (callers or {}).values()}
+        logger.info("key file %s: %d keys of %d tenants", self._path, len(callers or ()), len(tenants))

@@ -1,6 +1,5 @@
 """TLS of the port for clients: a certificate that is renewed while the router runs. New connections get the new one, open ones go on."""
 
-import asyncio
 import logging
 import ssl
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from fairlead_router.file_follower import FileFollower
 
 logger = logging.getLogger(__name__)
 
-RELOAD_SECONDS = 1.0
-
 
 class ServerCertificate:
     """The certificate of `--ssl-certfile` and `--ssl-keyfile`. Files that do not fit together never take effect.
@@ -26,32 +23,17 @@ class ServerCertificate:
     def __init__(self, certfile: str, keyfile: str, on_change: Callable[[float], None] = lambda expires: None) -> None:
         """`on_change`: called with the end of validity, in seconds since the epoch. Raises ValueError for files that cannot be used."""
         self._certfile, self._keyfile, self._on_change = Path(certfile), Path(keyfile), on_change
-        self._files = FileFollower(self._read, self._certfile, self._keyfile)
-        self._current: ssl.SSLContext | None = None
-        self._problem = ""
-        self.reload()
-        if self._current is None:
-            raise ValueError(f"--ssl-certfile {certfile} with --ssl-keyfile {keyfile} cannot be used: {self._problem}")
+        try:
+            first = self._read()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            why = str(error) or type(error).__name__
+            raise ValueError(f"--ssl-certfile {certfile} with --ssl-keyfile {keyfile} cannot be used: {why}") from error
+        what, paths = f"certificate {certfile}", (self._certfile, self._keyfile)
+        self._files = FileFollower(what, self._read, *paths, default=first, on_change=self._report_change)
+        self.follow = self._files.follow
         self.context: ssl.SSLContext = _create_context()
         """For the listener. It answers no handshake itself: the newest version does."""
         self.context.sni_callback = self._choose_version
-
-    def reload(self) -> None:
-        """Read the files if they have changed."""
-        try:
-            loaded = self._files.poll()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            why = str(error) or type(error).__name__
-            if self._current is not None and why != self._problem:
-                logger.error("certificate %s cannot be used: %s; the one read before stays in use", self._certfile, why)
-            self._problem = why
-            return
-        if loaded is None:
-            return
-        self._current, expires = loaded
-        self._problem = ""
-        self._on_change(expires.timestamp())
-        logger.info("certificate %s, valid until %s", self._certfile, expires.isoformat())
 
     def _read(self) -> tuple[ssl.SSLContext, datetime]:
         context = _create_context()
@@ -59,16 +41,14 @@ class ServerCertificate:
         context.load_cert_chain(self._certfile, self._keyfile, password="")
         return context, x509.load_pem_x509_certificates(self._certfile.read_bytes())[0].not_valid_after_utc
 
-    async def follow(self) -> None:
-        """Reload the files while they change, without end."""
-        while True:
-            await asyncio.sleep(RELOAD_SECONDS)
-            await asyncio.to_thread(self.reload)
+    def _report_change(self, version: tuple[ssl.SSLContext, datetime]) -> None:
+        _, expires = version
+        self._on_change(expires.timestamp())
+        logger.info("certificate %s, valid until %s", self._certfile, expires.isoformat())
 
     def _choose_version(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Select the newest version for a handshake. OpenSSL calls this for clients without SNI too."""
-        assert self._current is not None
-        connection.context = self._current
+        connection.context, _ = self._files.content
 
 
 def _create_context() -> ssl.SSLContext:

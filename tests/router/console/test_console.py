@@ -152,7 +152,7 @@ async def test_a_removed_key_ends_its_session_and_the_admin_port_shows_all_tenan
     await router.client.post("/ui/login", data={"key": BORIS})
     assert (await router.client.get("/ui")).status_code == 200
     (tmp_path / "keys.yaml").write_text(key_file({"anna": {}}))
-    router.server.router.handler.keys.reload()
+    router.server.router.handler.keys._file.reload()
     assert (await router.client.get("/ui")).status_code == 401
 
 

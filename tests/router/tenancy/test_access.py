@@ -224,7 +224,7 @@ async def test_a_changed_key_file_is_loaded_and_a_broken_one_is_not(fleet: Fleet
     await eventually(lambda: bool(router.server.router.handler.keys.problem), "the broken file was seen")
     assert await answers(ANNA, 200)() and await answers(BORIS, 200)()
     assert await router.metric("fairlead_router_key_file_ok") == 0
-    assert "stay in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
+    assert "stays in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
     swap("v4", "a: !!timestamp x")  # PyYAML's own constructor raises AttributeError for this one
     await eventually(lambda: "AttributeError" in router.server.router.handler.keys.problem, "so was one that its reader stumbles over")
     swap("v5", key_file({"anna": {"keys": []}, "boris": {}}))
