@@ -101,6 +101,9 @@ class LocalCluster:
         """Return all pods that run now; none before the context is entered."""
         return self._kubelet.pods() if self._kubelet else []
 
+    def is_ready(self) -> bool:
+        return self.kubelet.all_ready()
+
     def apply(self, manifest: Manifest) -> None:
         """Run what `manifest` describes. Raises UserError, and changes nothing, if it cannot run on this machine."""
         wanted: list[Workload] = []
@@ -160,7 +163,7 @@ class LocalCluster:
             ) from None
 
     async def _all_ready(self) -> None:
-        while not self.kubelet.all_ready():
+        while not self.is_ready():
             for pod in self.kubelet.pods():
                 if pod.state.restarts >= 2:
                     raise PodFailed(describe_failure(pod))

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -102,38 +101,24 @@ class LocalWorker:
         return self._pod.state.ready
 
 
-class LocalFleet:
-    """Workers behind a router with a prefix index, as an async context manager."""
+class LocalFleet(LocalCluster):
+    """Workers behind a router with a prefix index: a local cluster that applies its only manifest itself."""
 
     def __init__(
         self, manifest: Manifest, *, port: int, host_env: Mapping[str, str], stop_grace: float, on_change: Callable[[], None]
     ) -> None:
-        self._manifest = manifest
-        self._cluster = LocalCluster(
-            SERVICE,
-            port=port,
-            host_env=host_env,
-            cpus=os.cpu_count() or 1,
-            stop_grace=stop_grace + CLOSING_SECONDS,
-            on_change=on_change,
-        )
-        self.directory = self._cluster.directory
+        grace = stop_grace + CLOSING_SECONDS
+        super().__init__(SERVICE, port=port, host_env=host_env, cpus=os.cpu_count() or 1, stop_grace=grace, on_change=on_change)
+        self._only_manifest = manifest
 
     async def __aenter__(self) -> "LocalFleet":
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._cluster)
-            self._cluster.apply(self._manifest)
-            self._stack = stack.pop_all()
+        await super().__aenter__()
+        try:
+            self.apply(self._only_manifest)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._stack.__aexit__(kind, error, trace)
-
-    def pods(self) -> list[Pod]:
-        return self._cluster.pods()
-
-    def is_ready(self) -> bool:
-        return self._cluster.kubelet.all_ready()
 
 
 def make_record(command: str, name: str, port: int, key_file: str) -> RunRecord:
