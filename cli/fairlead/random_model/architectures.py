@@ -1,4 +1,4 @@
-"""Convert a recipe to a transformers config, with one small function per family. Nothing is downloaded."""
+"""Convert a recipe to a transformers config. Nothing is downloaded."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ INITIALIZER_RANGE = 0.2
 
 def build_config(recipe: Recipe) -> PretrainedConfig:
     """Return the transformers config of `recipe`: untied embeddings, wide initial range, our special token ids."""
-    return _FAMILIES[recipe.arch](recipe)
+    if recipe.arch in _PLAIN:
+        return _PLAIN[recipe.arch](**_llama_like(recipe))
+    return _OTHER[recipe.arch](recipe)
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
@@ -42,18 +44,6 @@ def _llama_like(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _qwen3(recipe: Recipe) -> PretrainedConfig:
-    return Qwen3Config(**_llama_like(recipe))
-
-
-def _qwen2(recipe: Recipe) -> PretrainedConfig:
-    return Qwen2Config(**_llama_like(recipe))
-
-
-def _llama(recipe: Recipe) -> PretrainedConfig:
-    return LlamaConfig(**_llama_like(recipe))
-
-
 def _mistral(recipe: Recipe) -> PretrainedConfig:
     return MistralConfig(**_llama_like(recipe), sliding_window=recipe.sliding_window or None)
 
@@ -77,4 +67,5 @@ def _gpt2(recipe: Recipe) -> PretrainedConfig:
     )
 
 
-_FAMILIES = {"qwen3": _qwen3, "qwen2": _qwen2, "llama": _llama, "mistral": _mistral, "gemma3": _gemma3, "gpt2": _gpt2}
+_PLAIN: dict[str, type[PretrainedConfig]] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+_OTHER = {"mistral": _mistral, "gemma3": _gemma3, "gpt2": _gpt2}

@@ -36,51 +36,27 @@ class Recipe:
     dtype: str = "float32"
 
     @classmethod
-    def of(
-        cls,
-        arch: str = "qwen3",
-        *,
-        hidden: int = 64,
-        layers: int = 2,
-        heads: int = 4,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        intermediate: int | None = None,
-        vocab: int = 2048,
-        max_positions: int = 4096,
-        sliding_window: int | None = None,
-        seed: int = 0,
-        dtype: str = "float32",
-    ) -> "Recipe":
-        """Return a recipe with defaults for missing options. Raises UserError, which names the flag and the correction."""
+    def of(cls, arch: str = "qwen3", **options: Any) -> "Recipe":
+        """Return a recipe of these fields, with defaults for missing ones. Raises UserError, which names the flag and the correction."""
+        asked = cls(arch, **options)
+        hidden, heads = asked.hidden, asked.heads
         if arch not in ARCHITECTURES:
             raise UserError(f"--arch {arch}: unknown; choose one of {', '.join(ARCHITECTURES)}")
-        if not 0 <= seed < 2**64:
-            raise UserError(f"--seed {seed}: must be 0 to 2**64 - 1")
+        if not 0 <= asked.seed < 2**64:
+            raise UserError(f"--seed {asked.seed}: must be 0 to 2**64 - 1")
         if heads < 1:
             raise UserError(f"--heads {heads}: must be at least 1")
-        if head_dim is None and hidden % heads:
+        if "head_dim" not in options and hidden % heads:
             raise UserError(
                 f"--heads {heads} does not divide --hidden {hidden}: choose --hidden {_next_multiple(hidden, heads)}, or give --head-dim"
             )
-        if kv_heads is None:
-            kv_heads = heads if arch == "gpt2" or heads % 2 else heads // 2
-        if sliding_window is None:
-            sliding_window = 256 if arch in SLIDING_WINDOW else 0
-        recipe = cls(
-            arch=arch,
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim if head_dim is not None else hidden // heads,
-            intermediate=intermediate if intermediate is not None else 4 * hidden if arch == "gpt2" else 2 * hidden,
-            vocab=vocab,
-            max_positions=max_positions,
-            sliding_window=sliding_window,
-            seed=seed,
-            dtype=dtype,
-        )
+        defaults = {
+            "kv_heads": heads if arch == "gpt2" or heads % 2 else heads // 2,
+            "head_dim": hidden // heads,
+            "intermediate": 4 * hidden if arch == "gpt2" else 2 * hidden,
+            "sliding_window": 256 if arch in SLIDING_WINDOW else 0,
+        }
+        recipe = cls(arch, **(defaults | options))
         recipe.check()
         return recipe
 
