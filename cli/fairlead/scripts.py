@@ -5,40 +5,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 OURS = ("fairlead", "fairlead_agent", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker")
-
-
-def fairlead() -> None:
-    _run("fairlead", "fairlead.main", "local")
-
-
-def kubectl() -> None:
-    _run("kubectl-fairlead", "fairlead.kube.plugin", "operator")
-
-
-def operator() -> None:
-    _run("fairlead-operator", "fairlead_operator.main", "operator")
-
-
-def router() -> None:
-    _run("fairlead-router", "fairlead_router.main", "router")
-
-
-def batch() -> None:
-    _run("fairlead-batch", "fairlead_router.batch.main", "router")
-
-
-def agent() -> None:
-    _run("fairlead-agent", "fairlead_agent.main", "agent")
-
-
-def worker() -> None:
-    _run("fairlead-worker", "fairlead_worker.main", "worker")
-
-
-def prefetch() -> None:
-    _run("fairlead-prefetch", "fairlead_worker.weights.prefetch", "worker")
 
 
 def _run(script: str, module: str, extra: str) -> None:
@@ -61,3 +30,13 @@ def name_missing_extra(script: str, extra: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
         raise SystemExit(f"{script}: {error.name} is not installed: pip install 'fairlead[{extra}]'") from None
+
+
+fairlead = partial(_run, "fairlead", "fairlead.main", "local")
+kubectl = partial(_run, "kubectl-fairlead", "fairlead.kube.plugin", "operator")
+operator = partial(_run, "fairlead-operator", "fairlead_operator.main", "operator")
+router = partial(_run, "fairlead-router", "fairlead_router.main", "router")
+batch = partial(_run, "fairlead-batch", "fairlead_router.batch.main", "router")
+agent = partial(_run, "fairlead-agent", "fairlead_agent.main", "agent")
+worker = partial(_run, "fairlead-worker", "fairlead_worker.main", "worker")
+prefetch = partial(_run, "fairlead-prefetch", "fairlead_worker.weights.prefetch", "worker")
