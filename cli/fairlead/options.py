@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -21,14 +22,11 @@ KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="File with th
 Url = Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")]
 Output = Annotated[Format, typer.Option("--output", "-o", help="json and yaml are for scripts.")]
 
-Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).", rich_help_panel="Cluster")
-]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster")]
-Context = Annotated[str, typer.Option(metavar="C", help="Context of the kubeconfig (default: the current one).", rich_help_panel="Cluster")]
-Kubeconfig = Annotated[
-    str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
-]
+_cluster_option = partial(typer.Option, rich_help_panel="Cluster")
+Namespace = Annotated[str, _cluster_option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).")]
+AllNamespaces = Annotated[bool, _cluster_option("--all-namespaces", "-A", help="All namespaces.")]
+Context = Annotated[str, _cluster_option(metavar="C", help="Context of the kubeconfig (default: the current one).")]
+Kubeconfig = Annotated[str, _cluster_option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).")]
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:

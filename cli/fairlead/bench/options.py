@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,9 @@ import typer
 from fairlead.errors import UserError, check_http_url
 from fairlead.options import KeyFile, Output
 
+random_option, prefix_option, trace_option = (
+    partial(typer.Option, rich_help_panel=f"Dataset {name}") for name in ("random", "prefix-repetition", "trace")
+)
 _POSITIVE = (
     "num_prompts",
     "random_input_len",
@@ -41,37 +45,17 @@ class BenchOptions:
     )
     max_concurrency: Annotated[int | None, typer.Option(metavar="N", help="Maximum concurrent requests.")] = None
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of prompts and arrivals.")] = 0
-    random_input_len: Annotated[
-        int, typer.Option(metavar="N", help="Prompt tokens, without the shared prefix.", rich_help_panel="Dataset random")
-    ] = 1024
-    random_output_len: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.", rich_help_panel="Dataset random")] = 128
-    random_range_ratio: Annotated[
-        float, typer.Option(metavar="X", help="Lengths vary by ± this share.", rich_help_panel="Dataset random")
-    ] = 0.0
-    random_prefix_len: Annotated[
-        int, typer.Option(metavar="N", help="Length of a prefix that all random prompts share.", rich_help_panel="Dataset random")
-    ] = 0
-    prefix_repetition_prefix_len: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of a repeated prefix.", rich_help_panel="Dataset prefix-repetition")
-    ] = 256
-    prefix_repetition_suffix_len: Annotated[
-        int, typer.Option(metavar="N", help="Tokens after it.", rich_help_panel="Dataset prefix-repetition")
-    ] = 256
-    prefix_repetition_num_prefixes: Annotated[
-        int, typer.Option(metavar="N", help="Number of different prefixes.", rich_help_panel="Dataset prefix-repetition")
-    ] = 10
-    prefix_repetition_output_len: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to generate.", rich_help_panel="Dataset prefix-repetition")
-    ] = 128
-    trace_path: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Mooncake trace, JSON lines.", rich_help_panel="Dataset trace")
-    ] = None
-    trace_speed: Annotated[float, typer.Option(metavar="X", help="Replay the trace X times as fast.", rich_help_panel="Dataset trace")] = (
-        1.0
-    )
-    trace_scale: Annotated[
-        float, typer.Option(metavar="X", help="Multiply all lengths of the trace by X.", rich_help_panel="Dataset trace")
-    ] = 1.0
+    random_input_len: Annotated[int, random_option(metavar="N", help="Prompt tokens, without the shared prefix.")] = 1024
+    random_output_len: Annotated[int, random_option(metavar="N", help="Tokens to generate.")] = 128
+    random_range_ratio: Annotated[float, random_option(metavar="X", help="Lengths vary by ± this share.")] = 0.0
+    random_prefix_len: Annotated[int, random_option(metavar="N", help="Length of a prefix that all random prompts share.")] = 0
+    prefix_repetition_prefix_len: Annotated[int, prefix_option(metavar="N", help="Tokens of a repeated prefix.")] = 256
+    prefix_repetition_suffix_len: Annotated[int, prefix_option(metavar="N", help="Tokens after it.")] = 256
+    prefix_repetition_num_prefixes: Annotated[int, prefix_option(metavar="N", help="Number of different prefixes.")] = 10
+    prefix_repetition_output_len: Annotated[int, prefix_option(metavar="N", help="Tokens to generate.")] = 128
+    trace_path: Annotated[Path | None, trace_option(metavar="FILE", help="A Mooncake trace, JSON lines.")] = None
+    trace_speed: Annotated[float, trace_option(metavar="X", help="Replay the trace X times as fast.")] = 1.0
+    trace_scale: Annotated[float, trace_option(metavar="X", help="Multiply all lengths of the trace by X.")] = 1.0
     prompt_format: Annotated[
         Literal["tokens", "text"], typer.Option(help="text: made with the server's /detokenize, and always for openai-chat.")
     ] = "tokens"
