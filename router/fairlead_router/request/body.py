@@ -4,6 +4,7 @@ It knows no state of the router, so it runs in this process or in one of `parser
 """
 
 from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,12 +16,14 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptTo
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, POOLED, RESPONSES
 from fairlead_index.hashing import block_hashes
-from fairlead_router.request import pooling_prompts, validation
+from fairlead_router.request import validation
 
 CHATS = (CHAT, RESPONSES, MESSAGES)
 _COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat's default is the rest of the context."""
 _MAX_INT = 2**31 - 1
+_TEXTS = ("input", "text_1", "text_2", "data_1", "data_2", "query", "queries", "documents", "items")
+"""Fields with the texts of embedding and scoring requests, of any type: they are not validated."""
 
 
 class RenderedFields(msgspec.Struct):
@@ -137,7 +140,7 @@ def _read_params(path: str, body: Body, conversation: int, size: JsonSize) -> Re
     bound = _number(body.max_tokens)
     sequences = prompts = 1
     if path in POOLED:
-        bound, prompts = 0, pooling_prompts.count_texts(body)
+        bound, prompts = 0, _count_texts(body)
     else:
         if path != COMPLETIONS:
             bound = _number(body.max_completion_tokens) or bound
@@ -200,7 +203,7 @@ def _encode(path: str, body: Body, encoder: PromptEncoder, salt: str, max_tokens
     if path in POOLED:
         if path != EMBEDDINGS:
             return None, False  # several texts in separate fields
-        return pooling_prompts.tokens_of(body, lambda text: encoder.encode_text(text, scope=salt, max_tokens=max_tokens)), True
+        return _encode_only_text(body, lambda text: encoder.encode_text(text, scope=salt, max_tokens=max_tokens)), True
     if body.truncate_prompt_tokens is not None:
         return None, False  # the worker's context and the answer's length decide how much remains
     is_single = body.n in (None, 1) and body.best_of in (None, 1)
@@ -233,3 +236,29 @@ def conversation_of(messages: Any, prompt: Any, session: str) -> int:
     else:
         beginning = prompt
     return xxhash.xxh3_64_intdigest(msgspec.json.encode(beginning)) or 1
+
+
+# Embedding and scoring requests. Only their token count matters: a mean over all tokens cannot use cached KV, so no prefix match is
+# predicted.
+
+
+def _count_texts(body: Body) -> int:
+    return max(1, sum(_count(getattr(body, name)) for name in _TEXTS))
+
+
+def _count(given: Any) -> int:
+    if isinstance(given, list):
+        return len(given) if given and isinstance(given[0], str | list | dict) else 1
+    return given is not None
+
+
+def _encode_only_text(body: Body, encode: "Callable[[str], array[int]]") -> "array[int] | None":
+    """Return the token ids of an embedding's only text; None for several texts, a truncated one, or an invalid body."""
+    given = body.input if body.truncate_prompt_tokens is None else None
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+        given = given[0]
+    if isinstance(given, str):
+        return encode(given) if given else None
+    if isinstance(given, list) and given and set(map(type, given)) == {int}:
+        return array("I", given)
+    return None
