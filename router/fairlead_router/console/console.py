@@ -182,7 +182,7 @@ class Console:
                 lookups, current = self._router.lookups, self._router.formats.current
                 look_up = None if lookups is None else partial(self._look_up, lookups, caller.tenant.name)
                 block_tokens = current.format.block_tokens if current is not None else 0
-                chains = self._router.request_log.prefixes.chains(tenant)
+                chains = self._router.request_log.chains(tenant)
                 found = await describe_prefixes(chains, look_up, block_tokens, self._names())
                 page = await asyncio.to_thread(self._render, "prefixes.html", {"block_tokens": block_tokens, **found})
                 if found["rows"] and not found["reason"]:
