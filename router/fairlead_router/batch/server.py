@@ -5,6 +5,8 @@ import logging
 import signal
 import socket
 import time
+from pathlib import Path
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -16,8 +18,7 @@ from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
 from fairlead_router.batch.router_certificate import RouterCertificate
 from fairlead_router.batch.runner import Runner
-from fairlead_router.batch.storage.base import StorageConflict, StorageError
-from fairlead_router.batch.storage.choose import create_storage
+from fairlead_router.batch.storage.base import Storage, StorageConflict, StorageError
 from fairlead_router.batch.store import Store
 from fairlead_router.errors import ListenError
 from fairlead_router.tenancy.shared_secret import SharedSecret
@@ -85,3 +86,15 @@ async def _clean(store: Store) -> None:
         except StorageError as error:
             logger.warning("expired files stay for now: %s", error)
         await asyncio.sleep(CLEAN_SECONDS)
+
+
+def create_storage(uri: str) -> Storage:
+    """Return the storage of `file:///FOLDER` or `s3://BUCKET[/FOLDER]`."""
+    if uri.startswith("file://"):
+        from fairlead_router.batch.storage.folder import Folder
+
+        return Folder(Path(unquote(uri.removeprefix("file://"))))
+    from fairlead_router.batch.storage.bucket import Bucket  # imported late: its library takes 20 MB
+
+    bucket, _, folder = uri.removeprefix("s3://").partition("/")
+    return Bucket(bucket, folder.strip("/"))
