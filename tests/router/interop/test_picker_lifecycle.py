@@ -57,7 +57,7 @@ async def test_watching_an_unknown_service_yields_its_status_once() -> None:
             if checks == 10:
                 raise asyncio.CancelledError
 
-    watch = Health(Unchanged()).watch(HealthCheckRequest(service="other"), None)  # type: ignore[arg-type]
+    watch = Health(Unchanged()).Watch(HealthCheckRequest(service="other"), None)  # type: ignore[arg-type]
     seen = []
     with pytest.raises(asyncio.CancelledError):
         async for response in watch:

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 from fairlead_router.interop.picker.picker import Picker
 
@@ -14,19 +15,19 @@ READY = frozenset(("", "readiness", EXT_PROC))
 WATCH_SECONDS = 1.0
 
 
-class Health:
+class Health(HealthServicer):  # type: ignore[misc]  # grpc_health has no types
     """Health service with the names of proposal 004: `liveness`, `readiness` and the processor's own; empty means all."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
 
-    async def check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
+    async def Check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
         status = self._status(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:200]!r}")
         return HealthCheckResponse(status=status)
 
-    async def watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
+    async def Watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Yield the status now, and at each change."""
         sent = None
         while True:
@@ -44,15 +45,3 @@ class Health:
         if service in READY:
             return HealthCheckResponse.NOT_SERVING if self._picker.not_ready_reason() else HealthCheckResponse.SERVING
         return None
-
-
-def health_handler(health: Health) -> Any:
-    """Return `grpc.health.v1.Health` for a server's generic handlers."""
-    codec = {"request_deserializer": HealthCheckRequest.FromString, "response_serializer": HealthCheckResponse.SerializeToString}
-    return grpc.method_handlers_generic_handler(
-        "grpc.health.v1.Health",
-        {
-            "Check": grpc.unary_unary_rpc_method_handler(health.check, **codec),
-            "Watch": grpc.unary_stream_rpc_method_handler(health.watch, **codec),
-        },
-    )

@@ -7,12 +7,13 @@ from time import monotonic
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ListenError
 from fairlead_router.interop.picker.certificates import load_credentials
 from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingResponse
-from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
+from fairlead_router.interop.picker.health import EXT_PROC, Health
 from fairlead_router.interop.picker.picker import Picker
 from fairlead_router.interop.picker.stream import Stream
 
@@ -59,8 +60,8 @@ class PickerServer:
         self._server = server = grpc.aio.server(options=options)  # bound to the loop that runs now
         # Without a deserializer, which could refuse no message before it is built, and whose errors gRPC logs with a traceback each.
         process = grpc.stream_stream_rpc_method_handler(self._process, response_serializer=ProcessingResponse.SerializeToString)
-        handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
-        server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process}),))
+        add_HealthServicer_to_server(Health(self._picker), server)
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address, credentials = f"{host}:{self.port}", self._credentials
         try:
