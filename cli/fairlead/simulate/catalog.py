@@ -5,12 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairlead.simulate.pods import PodModel
-from fairlead.simulate.workloads.agents import agents
-from fairlead.simulate.workloads.azure import read_azure
-from fairlead.simulate.workloads.bursts import bursts
-from fairlead.simulate.workloads.mooncake import read_trace
+from fairlead.simulate.workloads.generators import agents, bursts, zipf_documents
 from fairlead.simulate.workloads.request import Request, necessary_each, necessary_tokens, rotate
-from fairlead.simulate.workloads.zipf import zipf_documents
+from fairlead.simulate.workloads.traces import read_azure, read_mooncake
 
 Generator = Callable[[int, float, random.Random], list[Request]]
 GENERATORS: dict[str, Generator] = {"zipf": zipf_documents, "agents": agents, "bursts": bursts}
@@ -32,7 +29,7 @@ def load(
     if generator is not None:
         return [_generate(generator, f"{workload}/{seed}", count or GENERATED, speed * pods, model, seconds) for seed in seeds]
     path = Path(workload)
-    requests = (read_azure if path.suffix == ".csv" else read_trace)(path, count=count, speed=speed)
+    requests = (read_azure if path.suffix == ".csv" else read_mooncake)(path, count=count, speed=speed)
     runs = [rotate(requests, number / len(seeds)) for number in range(len(seeds))]
     return runs if seconds is None else [[request for request in run if request.at <= seconds] for run in runs]
 

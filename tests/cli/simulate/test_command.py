@@ -11,8 +11,8 @@ import pytest
 from fairlead.main import main
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.workloads.mooncake import read_trace
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, rotate
+from fairlead.simulate.workloads.traces import read_mooncake
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_serves_every_request_and_is_deterministic(policy: str, trace: Path) -> None:
-    requests = read_trace(trace, count=None, speed=2.0)
+    requests = read_mooncake(trace, count=None, speed=2.0)
     outcome = replay(policy, requests, Scenario(4), seed=7)
     assert len(outcome.ttft) == 240 and min(outcome.ttft) > 0 and len(outcome.computed) == 4
     assert 0 <= outcome.hit_rate < 1 <= outcome.imbalance
@@ -42,7 +42,7 @@ def test_every_policy_serves_every_request_and_is_deterministic(policy: str, tra
 
 
 def test_routing_by_the_index_beats_round_robin(trace: Path) -> None:
-    requests = read_trace(trace, count=None, speed=4.0)
+    requests = read_mooncake(trace, count=None, speed=4.0)
     ours, turns = (replay(policy, requests, Scenario(4)).figures() for policy in ("fairlead", "round-robin"))
     assert ours["hit_rate"] > turns["hit_rate"] + 0.15
     assert ours["ttft_mean"] < 0.7 * turns["ttft_mean"]
@@ -56,7 +56,7 @@ def test_routers_share_reservations() -> None:
 
 
 def test_the_router_chooses_alone_while_redis_is_down_and_by_the_index_afterwards(trace: Path) -> None:
-    requests = read_trace(trace, count=None, speed=4.0)
+    requests = read_mooncake(trace, count=None, speed=4.0)
     whole, none, half = (
         replay(policy, requests, Scenario(4, redis_away=away)).figures()
         for policy, away in (("fairlead", None), ("fairlead-no-redis", None), ("fairlead", (0.0, requests[-1].at / 2)))
@@ -66,7 +66,7 @@ def test_the_router_chooses_alone_while_redis_is_down_and_by_the_index_afterward
 
 
 def test_a_trace_with_another_start_time_has_the_same_requests_and_pauses(trace: Path) -> None:
-    requests = read_trace(trace, count=None, speed=1.0)
+    requests = read_mooncake(trace, count=None, speed=1.0)
     turned = rotate(requests, 1 / 3)
     assert [request.blocks for request in turned] == [request.blocks for request in requests[80:] + requests[:80]]
     assert turned[0].at == 0 and all(early.at <= late.at for early, late in pairwise(turned))

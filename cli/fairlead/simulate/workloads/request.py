@@ -19,11 +19,6 @@ class Request:
     blocks: "array[int]"
 
 
-def explain_entry(error: Exception) -> str:
-    """Return why a line of a trace is refused, for people."""
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-
-
 def necessary_each(requests: Sequence[Request]) -> list[int]:
     """Return each request's prompt tokens that even one cache of unlimited size does not have."""
     seen: set[int] = set()
