@@ -102,11 +102,6 @@ class IndexReader:
         """
         return await self._call("recall", address, parse=lambda reply: reply[0] == b"OK")
 
-    @property
-    def is_unavailable(self) -> bool:
-        """Whether calls fail immediately, as Redis has not replied for a while. One late reply is not enough."""
-        return self._backoff.is_active
-
     async def close(self) -> None:
         """Close the connections. Does not raise for an unreachable Redis."""
         with contextlib.suppress(*REDIS_ERRORS):

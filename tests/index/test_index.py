@@ -190,7 +190,7 @@ async def test_a_frozen_redis_costs_the_deadline_at_most_twice(own_server: Redis
         for _ in range(2):
             with pytest.raises(IndexUnavailable):
                 await reader.match(CHAIN)
-        assert time.monotonic() - began < 1.0 and reader.is_unavailable
+        assert time.monotonic() - began < 1.0
         began = time.monotonic()
         for _ in range(100):
             with pytest.raises(IndexUnavailable):
@@ -215,7 +215,6 @@ async def test_one_late_answer_costs_one_request(own_server: RedisServer, namesp
         with pytest.raises(IndexUnavailable):
             await reader.match(CHAIN)
         os.kill(own_server.pid, signal.SIGCONT)
-        assert not reader.is_unavailable
         assert await reader.match(CHAIN)
     finally:
         os.kill(own_server.pid, signal.SIGCONT)

@@ -203,11 +203,6 @@ class PrefixTable:
                 break
         return found
 
-    def block_tokens_of(self, address: str) -> int:
-        """Return the block size of the worker at an address, in tokens; 0: unknown."""
-        bits = self._bits_of.get(address, 0)
-        return self._card[bits & -bits].block_tokens if bits else 0
-
     def _levels(self, hashes: Sequence[int], max_levels: int = 0) -> list[tuple[int, int]]:
         """Return (depth, mask of the holders of at least that depth), the deepest first. Holders of block n also hold block n - 1.
 

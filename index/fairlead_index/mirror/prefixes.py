@@ -91,7 +91,6 @@ class MirrorReader:
         self._backoff = Backoff(first=0.05, longest=1.0)
         self._check_at = 0.0
         self._request_log_at = 0.0
-        self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -99,11 +98,6 @@ class MirrorReader:
         if self._task is not None:
             raise RuntimeError("the mirror was started before")
         self._task = asyncio.get_running_loop().create_task(self._run(), name="index-mirror")
-
-    async def wait_until_ready(self, timeout: float) -> None:
-        """Wait until a state is loaded. Raises TimeoutError."""
-        async with asyncio.timeout(timeout):
-            await self._ready.wait()
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return how many prompt tokens each live worker holds, by address. Workers that hold none are absent.
@@ -121,10 +115,6 @@ class MirrorReader:
         if self._state is None:
             raise IndexUnavailable(f"the index is not mirrored yet: {self._stats.last_error or 'loading'}")
         return self._state.table.deepest(hashes, limit, allowed, included)
-
-    def block_tokens_of(self, address: str) -> int:
-        """Return the block size of the worker at an address, in tokens; 0: unknown."""
-        return self._state.table.block_tokens_of(address) if self._state is not None else 0
 
     def check_soon(self) -> None:
         """Apply changed trust within BLOCK_MS."""
@@ -171,7 +161,6 @@ class MirrorReader:
         if self._state is None or self._lost:
             self._state = await self._load()
             self._lost = False
-            self._ready.set()
         await self._run_once(self._state)
 
     async def _handle_failure(self, reason: str, *, lost: bool) -> None:

@@ -42,11 +42,15 @@ async def _told(writer: IndexWriter) -> bool:
     return writer.joined and not writer.stats.pending
 
 
+async def loaded(mirror: MirrorReader) -> bool:
+    return mirror.stats.snapshots > 0
+
+
 async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
     async def equal() -> bool:
         return mirror.match(CHAIN) == {f"{pod}:1": blocks * BLOCK for pod, blocks in expected.items()}
 
-    await mirror.wait_until_ready(10)
+    await eventually(lambda: loaded(mirror), 10)
     await eventually(equal)
 
 
@@ -123,7 +127,7 @@ async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespa
                 if [await reader.deepest(world.chain(prompt), 12, b"", b"") for prompt in world.prompts] != expected:
                     return False
                 for each in (mirror, *late):
-                    await each.wait_until_ready(10)
+                    await eventually(lambda: loaded(each), 10)  # noqa: B023 (awaited here)
                     if [each.match(world.chain(prompt)) for prompt in world.prompts] != expected:
                         return False
                 return True
@@ -249,8 +253,11 @@ async def test_a_silent_worker_is_not_listed_past_its_lease(server: RedisServer,
 async def test_matches_raise_before_the_first_load(namespace: str) -> None:
     mirror = MirrorReader(f"redis://127.0.0.1:{free_port()}/0", namespace, call_seconds=0.2)
     mirror.start()
-    with pytest.raises(TimeoutError):
-        await mirror.wait_until_ready(0.3)
+
+    async def failed() -> bool:
+        return mirror.stats.errors > 0
+
+    await eventually(failed, 10)
     with pytest.raises(IndexUnavailable, match="not mirrored yet"):
         mirror.match(CHAIN)
     await mirror.close()

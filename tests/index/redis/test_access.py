@@ -69,7 +69,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         await eventually(lambda: holds(lambda: writer.joined), 5)
         mirror.start()
         fleet.start()
-        await mirror.wait_until_ready(5)
+        await eventually(lambda: holds(lambda: mirror.stats.snapshots > 0), 5)
         await eventually(seen, 5)
         assert await reader.match([7]) == {}, "a prompt that no worker holds"
         await eventually(lambda: holds(lambda: fleet.is_fresh and "a:1" in fleet.workers), 5)
