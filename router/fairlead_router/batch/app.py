@@ -11,7 +11,6 @@ from aiohttp import web
 
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.origins import FOREIGN
-from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.records import BatchRecord, new_id
 from fairlead_router.batch.requests import choose_page, lifetime_seconds, parse_batch, window_seconds
@@ -38,18 +37,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class BatchApp:
     """Handlers of all paths."""
 
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        secret: SharedSecret,
-        metrics: BatchMetrics,
-        on_conflict: Callable[[], None],
-        limits: BatchLimits = LIMITS,
-    ) -> None:
-        self._store, self._runner, self._limits, self._secret, self._metrics = store, runner, limits, secret, metrics
-        self._on_conflict = on_conflict
-        self._uploads = Uploads(store, limits)
+    def __init__(self, store: Store, runner: Runner, secret: SharedSecret, metrics: BatchMetrics, on_conflict: Callable[[], None]) -> None:
+        self._store, self._runner, self._secret, self._metrics, self._on_conflict = store, runner, secret, metrics, on_conflict
+        self._uploads = Uploads(store)
 
     def create(self) -> web.Application:
         app = web.Application(middlewares=[self._answer_errors], client_max_size=MAX_BODY_BYTES)
@@ -146,7 +136,7 @@ class BatchApp:
 
     async def _create_batch(self, request: web.Request) -> web.StreamResponse:
         tenant, new = _tenant(request), parse_batch(await request.read())
-        lifetime = lifetime_seconds(new.output_expires_after, self._limits.retention, "output_expires_after")
+        lifetime = lifetime_seconds(new.output_expires_after, self._store.limits.retention, "output_expires_after")
         file = self._store.file(tenant, new.input_file_id)
         if file.purpose != "batch":
             raise ApiError(

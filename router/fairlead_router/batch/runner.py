@@ -12,7 +12,6 @@ from typing import Any
 from fairlead_common.fair_slots import FairSlots
 from fairlead_index.redis.backoff import Backoff
 from fairlead_router.batch.batch_run import BatchRun
-from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.input_file import read_chunks, read_lines
 from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
@@ -41,10 +40,9 @@ class Runner:
         metrics: BatchMetrics,
         on_conflict: Callable[[], None],
         first_pause: float = 1.0,
-        limits: BatchLimits = LIMITS,
     ) -> None:
         """`first_pause`: seconds until a batch continues after the storage failed; the pause doubles up to 30 times that."""
-        self._store, self._client, self._slots, self._limits, self._metrics = store, client, slots, limits, metrics
+        self._store, self._client, self._slots, self._metrics = store, client, slots, metrics
         self._on_conflict, self._first_pause = on_conflict, first_pause
         self.unpaid_cpu = UnpaidCpu()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -123,8 +121,8 @@ class Runner:
         await self._finish(batch)
 
     async def _validate(self, batch: BatchRecord) -> LineIndex:
-        splitter = LineSplitter(self._limits.max_line_bytes)
-        validator = Validator(batch.endpoint, self._limits.max_lines)
+        splitter = LineSplitter(self._store.limits.max_line_bytes)
+        validator = Validator(batch.endpoint, self._store.limits.max_lines)
         async for chunk, is_last in read_chunks(self._store.storage, batch):
             slot = await self._validation.acquire(batch.tenant)
             checking = asyncio.ensure_future(asyncio.to_thread(_validate_chunk, validator, splitter, chunk, is_last))
@@ -132,7 +130,7 @@ class Runner:
             await asyncio.shield(checking)  # if the batch is cancelled, the slot is held until the thread ends
             if validator.is_done or splitter.too_long is not None:
                 break
-        validator.finish(splitter, self._limits.max_line_bytes)
+        validator.finish(splitter, self._store.limits.max_line_bytes)
         now = int(time.time())
         if validator.problems:
             await self._store.change_batch(batch.id, ("validating",), status="failed", failed_at=now, problems=validator.problems)

@@ -24,7 +24,7 @@ class Store:
     """Files and batches of all tenants. A tenant sees only its own; for others they do not exist."""
 
     def __init__(self, storage: Storage, limits: BatchLimits = LIMITS) -> None:
-        self.storage, self._limits = storage, limits
+        self.storage, self.limits = storage, limits
         self.files: dict[str, FileRecord] = {}
         self.batches: dict[str, BatchRecord] = {}
         self.log_bytes: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class Store:
 
     def check_space(self, tenant: str, more: int = 0) -> None:
         """Raise ApiError if a tenant stores as much as it may."""
-        limit = self._limits.max_stored_bytes
+        limit = self.limits.max_stored_bytes
         if self.stored_bytes(tenant) + more > limit:
             raise ApiError(
                 400,
@@ -153,12 +153,12 @@ class Store:
 
     def check_counts(self, tenant: str) -> None:
         """Raise ApiError if a tenant has as many files or batches as it may."""
-        if sum(file.tenant == tenant for file in self.files.values()) >= self._limits.max_files:
-            raise ApiError(400, f"You have {self._limits.max_files} files, which is the limit: delete some first.", code="too_many_files")
-        if sum(batch.tenant == tenant for batch in self.batches.values()) >= self._limits.max_batches:
+        if sum(file.tenant == tenant for file in self.files.values()) >= self.limits.max_files:
+            raise ApiError(400, f"You have {self.limits.max_files} files, which is the limit: delete some first.", code="too_many_files")
+        if sum(batch.tenant == tenant for batch in self.batches.values()) >= self.limits.max_batches:
             raise ApiError(
                 400,
-                f"You have {self._limits.max_batches} batches, which is the limit; ended ones go after {self._limits.retention} s.",
+                f"You have {self.limits.max_batches} batches, which is the limit; ended ones go after {self.limits.retention} s.",
                 code="too_many_batches",
             )
 
@@ -168,7 +168,7 @@ class Store:
             async with self._changing:
                 if not any(batch.input_file_id == file.id for batch in self.unfinished()):
                     await self._remove_file(file)
-        for batch in [one for one in self.batches.values() if one.is_ended and one.ended_at + self._limits.retention <= now]:
+        for batch in [one for one in self.batches.values() if one.is_ended and one.ended_at + self.limits.retention <= now]:
             await self.storage.delete(f"batches/{batch.id}.json")
             self.batches.pop(batch.id, None)
 

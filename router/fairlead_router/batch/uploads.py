@@ -7,7 +7,6 @@ from typing import Final
 from aiohttp import web
 
 from fairlead_common.truncate import quote, truncate
-from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.form import MALFORMED, read_field, read_parts, read_pieces
 from fairlead_router.batch.records import FileRecord, new_id
 from fairlead_router.batch.requests import form_lifetime, invalid
@@ -22,8 +21,8 @@ MAX_UPLOADS: Final = 8
 class Uploads:
     """Receives files."""
 
-    def __init__(self, store: Store, limits: BatchLimits = LIMITS) -> None:
-        self._store, self._limits = store, limits
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._running: dict[str, int] = {}
 
     async def receive(self, tenant: str, request: web.Request) -> FileRecord:
@@ -45,8 +44,8 @@ class Uploads:
             nonlocal received
             received += size
             self._store.uploading[tenant] += size
-            if received > self._limits.max_file_bytes:
-                raise invalid(f"The file exceeds {self._limits.max_file_bytes} bytes: split it.", "file", "file_too_large")
+            if received > self._store.limits.max_file_bytes:
+                raise invalid(f"The file exceeds {self._store.limits.max_file_bytes} bytes: split it.", "file", "file_too_large")
             self._store.check_space(tenant)
 
         try:
@@ -79,7 +78,7 @@ class Uploads:
             if not size:
                 raise invalid("The file is empty.", "file", "empty_file")
             now = int(time.time())
-            file = FileRecord(id, tenant, filename, "batch", size, now, now + form_lifetime(form, self._limits.retention))
+            file = FileRecord(id, tenant, filename, "batch", size, now, now + form_lifetime(form, self._store.limits.retention))
             await upload.commit()
             upload = None
             await self._store.add_file(file)

@@ -53,7 +53,7 @@ async def serving(
     await store.add_file(FileRecord("file-in", "", "in", "batch", size, 1, 2**40))
     async with LineClient("http://127.0.0.1:1", secret) as client:
         running = Runner(store, client, Slots(ConcurrencyLimit(8)), metrics, lambda: None)
-        app = BatchApp(store, running, secret, metrics, lambda: None, limits)
+        app = BatchApp(store, running, secret, metrics, lambda: None)
         async with TestClient(KeepingHandlers(app.create())) as http:
             yield http
             await running.close()

@@ -114,7 +114,7 @@ async def run_batch(
     batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30, **fields)
     await store.add_batch(batch)
     async with LineClient(url, SharedSecret("")) as client:
-        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), BatchMetrics(), lambda: None, 0.001, limits)
+        runner = Runner(store, client, Slots(ConcurrencyLimit(8)), BatchMetrics(), lambda: None, 0.001)
         FAULTS.left = faults
         runner.start("batch_1")
         await eventually(lambda: store.batches["batch_1"].is_ended, "the batch ends")
