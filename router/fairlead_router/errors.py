@@ -29,17 +29,11 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or []
         self.param, self._kind = param, kind
-        self.body = error_body(message, kind, param, code)
+        self.body = self.document("")
 
     def document(self, path: str) -> bytes:
         """Return the error in the format of the API that `path` belongs to."""
-        return error_body(str(self), self._kind, self.param, self.code, path, self.status)
-
-
-def error_body(
-    message: str, kind: str, param: str | None = None, code: str | int | None = None, path: str = "", status: int = 500
-) -> bytes:
-    return protocol_errors.document(path, status, message, kind, param, code)
+        return protocol_errors.document(path, self.status, str(self), self._kind, self.param, self.code)
 
 
 def unavailable(message: str, retry_after: int) -> ApiError:

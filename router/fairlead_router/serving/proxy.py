@@ -10,7 +10,7 @@ import msgspec
 from fairlead_common.http.response import Reply
 from fairlead_common.protocols import errors as protocol_errors
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, Headers, error_body, overloaded
+from fairlead_router.errors import ApiError, Headers, overloaded
 from fairlead_router.fleet.pending_prompt import PendingPrompt
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics, RetryReason
@@ -268,7 +268,7 @@ class Proxy:
             reply.flush()
             return
         lead = b"" if reply.last_piece.endswith(b"\n\n") or not reply.last_piece else b"\n\n"  # a half-sent event would swallow ours
-        document = error_body(message, "server_error", code="stream_cut", path=call.head.path)
+        document = protocol_errors.document(call.head.path, 500, message, "server_error", code="stream_cut")
         reply.end(lead + protocol_errors.event(call.head.path, document))
 
     def _record_cached(self, call: Call, cached: int) -> None:
