@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from fairlead_common.http.client_connection import ClientConnection
-from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
@@ -43,10 +43,10 @@ class RouterServer:
         self.router = Router(config)
         self._config = config
         self._certificate = self._load_certificate()
-        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config, _flag)
+        self._limiter = ConnectionLimiter(config, _flag)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
-        self._admin_limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config, _flag)
+        self._admin_limiter = ConnectionLimiter(config, _flag)
         """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | TlsListener | None = None
@@ -136,7 +136,7 @@ class RouterServer:
         flag: str,
         port: int,
         app: App,
-        limiter: ConnectionLimiter[LimitedConnection],
+        limiter: ConnectionLimiter,
         certificate: "ServerCertificate | None" = None,
     ) -> asyncio.Server | TlsListener:
         """Listen on `port`, which `flag` gives. Raises ListenError."""

@@ -13,7 +13,7 @@ from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UPGRADES,
 
 from fairlead_common.http.asgi import AsgiServer
 from fairlead_common.http.client_connection import STALL_SECONDS, ClientConnection
-from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 
 LIMITS = {"header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 CLOSE = WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost")
@@ -23,7 +23,7 @@ class Served:
     """An application that reads the body and returns its length, once it may."""
 
     def __init__(self, **limits: Any) -> None:
-        self.limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(SimpleNamespace(**LIMITS | limits), "--limits {}".format)
+        self.limiter = ConnectionLimiter(SimpleNamespace(**LIMITS | limits), "--limits {}".format)
         self.connections: set[ClientConnection] = set()
         self.may = asyncio.Event()
         self.may.set()

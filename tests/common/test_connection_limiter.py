@@ -2,14 +2,13 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 from fairlead_common.http.connection_limiter import STARTS_PER_PASS, ConnectionLimiter
 
 
 async def test_a_failed_start_takes_no_turn_from_the_others() -> None:
     limits = SimpleNamespace(max_connections=1, header_timeout=1.0, body_timeout=1.0)
-    guard: ConnectionLimiter[Any] = ConnectionLimiter(limits, str)
+    guard = ConnectionLimiter(limits, str)
     failed, started, whole = list[object](), list[int](), asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))
 

@@ -67,7 +67,7 @@ class Server:
         self.late_write = False
         """Whether the last stream's connection was written to after its end."""
         loop = asyncio.get_running_loop()
-        guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(LIMITS, str)
+        guard = ConnectionLimiter(LIMITS, str)
         open: set[ClientConnection] = set()
         app = self._reply if side == "router" else AsgiServer(self._answer)
         self.make: Callable[[], Any] = lambda: ClientConnection(app, open, loop, guard)

@@ -105,7 +105,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         app: App,
         connections: "set[ClientConnection]",
         loop: asyncio.AbstractEventLoop,
-        limiter: ConnectionLimiter[LimitedConnection],
+        limiter: ConnectionLimiter,
         handshake: LimitedConnection | None = None,
     ) -> None:
         """`handshake`: the entry in the limiter that the connection replaces."""

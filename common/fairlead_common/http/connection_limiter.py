@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
 """Of a request: bytes of its first line and headers, and their number."""
@@ -43,10 +43,7 @@ class LimitedConnection(Protocol):
         """Close an idle connection, because a new one needs its place."""
 
 
-Connection = TypeVar("Connection", bound=LimitedConnection)
-
-
-class ConnectionLimiter(Generic[Connection]):
+class ConnectionLimiter:
     """Tracks every connection of a server."""
 
     def __init__(self, limits: Limits, setting: Callable[[str], str]) -> None:
@@ -54,18 +51,18 @@ class ConnectionLimiter(Generic[Connection]):
         self.setting = setting
         self.max_connections = limits.max_connections
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
-        self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}
+        self._open: set[LimitedConnection] = set()
+        self._idle: dict[LimitedConnection, None] = {}
         """Connections without a request, the longest idle first."""
         self._starts: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[LimitedConnection]:
         return iter(list(self._open))
 
-    def add(self, connection: Connection, replaced: Connection | None = None) -> bool:
+    def add(self, connection: LimitedConnection, replaced: LimitedConnection | None = None) -> bool:
         """Add a new connection. Return False if it must be closed. At the limit it replaces the longest idle one.
 
         `replaced`: an entry whose place it takes, such as its TLS handshake.
@@ -82,7 +79,7 @@ class ConnectionLimiter(Generic[Connection]):
         self.start_head_timeout(connection)
         return True
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
@@ -90,20 +87,20 @@ class ConnectionLimiter(Generic[Connection]):
         """Return whether a request for `path` must be refused for too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
-    def start_head_timeout(self, connection: Connection) -> None:
+    def start_head_timeout(self, connection: LimitedConnection) -> None:
         """Start the timeout of a request's head, also for a new connection."""
         self._idle.pop(connection, None)
         connection.deadline = monotonic() + self._header_timeout
 
-    def start_body_timeout(self, connection: Connection) -> None:
+    def start_body_timeout(self, connection: LimitedConnection) -> None:
         """Start the timeout of a request's body."""
         connection.deadline = monotonic() + self._body_timeout
 
-    def clear_deadline(self, connection: Connection) -> None:
+    def clear_deadline(self, connection: LimitedConnection) -> None:
         """End the timeout: the request is complete."""
         connection.deadline = 0.0
 
-    def mark_idle(self, connection: Connection) -> None:
+    def mark_idle(self, connection: LimitedConnection) -> None:
         """Mark a connection as idle after its response, unless its next request has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
-from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,6 @@ CLOSE_SECONDS = 5.0
 ACCEPT_RETRY_SECONDS = 1.0
 """Pause after a failed accept, such as one without a free file descriptor."""
 
-Limiter = ConnectionLimiter[LimitedConnection]
 CreateConnection = Callable[["Handshake"], asyncio.BaseProtocol]
 """Creates the connection that replaces a handshake in the limiter."""
 
@@ -44,7 +43,7 @@ class TlsListener:
     """Accepts connections on `sockets` until `close`."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], context: ssl.SSLContext, create_connection: CreateConnection, limiter: Limiter
+        self, sockets: Sequence[socket.socket], context: ssl.SSLContext, create_connection: CreateConnection, limiter: ConnectionLimiter
     ) -> None:
         """Start to accept. The listener owns the sockets."""
         self.sockets = sockets

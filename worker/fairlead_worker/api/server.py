@@ -16,7 +16,7 @@ import uvicorn
 
 from fairlead_common.http.asgi import AsgiServer
 from fairlead_common.http.client_connection import ClientConnection
-from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.tracer import Tracer
@@ -94,7 +94,7 @@ class Port:
     def __init__(self, worker: Worker, listener: socket.socket, part: Part, tracer: Tracer | None) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
-        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(worker.config.limits, lambda name: f"--limits {name}")
+        self._limiter = ConnectionLimiter(worker.config.limits, lambda name: f"--limits {name}")
         self._connections: set[ClientConnection] = set()
         self._listener = listener
         app = wrap(build(worker, part), worker.config, tracer, part)
