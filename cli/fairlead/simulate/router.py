@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
 from fairlead.simulate.ours import Fairlead, to_routing_request
@@ -18,34 +17,18 @@ from fairlead_router.routing.policies import Tried
 from fairlead_router.service_classes import ServiceClasses
 from fairlead_router.serving.admission import admissible_tokens
 from fairlead_router.serving.demand import Demand
-from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.serving.fair_queue import FairQueue, QueuedRequest
 from fairlead_router.serving.slo_gate import ClassTerms, SloGate
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
 
 
-@dataclass(slots=True, eq=False)
-class Account:
-    """The only tenant."""
-
-    served_tokens: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request at its router. Lower `priority` goes first."""
+class Ticket(QueuedRequest, eq=False, kw_only=True):
+    """A request at its router."""
 
     request: Request
     position: int
-    account: Account
-    priority: int
-    number: int
     terms: ClassTerms | None = None
-    work: int = 0
-    size: int = 0
-    had_turn: bool = False
-
-    @property
-    def tokens(self) -> int:
-        return self.request.prompt_tokens
 
 
 Send = Callable[[InflightRequest], None]
@@ -75,7 +58,7 @@ class Router:
         queued, table = self.queue.total, self._view.table
         self.demand = Demand(table, ScaleUpStatus(), lambda: (queued.count, queued.tokens), fleet.table.unique_shares, fleet.clock)
         self._number, self._fleet, self._send, self._has_queue = number, fleet, send, has_queue
-        self._account, self._numbers = Account(), itertools.count()
+        self._account, self._numbers = Account(Tenant(), lambda: 1.0), itertools.count()
         self._classes = [each.for_router(priority) for priority, each in enumerate(classes)]
         self._gate: SloGate | None = None
         if self._own is not None and has_queue and classes:
@@ -84,7 +67,8 @@ class Router:
 
     def enter(self, request: Request, position: int, objective: Objective) -> None:
         """Accept or refuse a request, now."""
-        ticket = Ticket(request, position, self._account, objective.service_class, next(self._numbers))
+        priority, tokens, number = objective.service_class, request.prompt_tokens, next(self._numbers)
+        ticket = Ticket(self._account, priority, tokens, 0, number=number, request=request, position=position)
         self.demand.request_started(ticket.tokens)
         if self._own is not None and self._has_queue:
             self._view.update()

@@ -22,10 +22,9 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics, RefusalReason
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.best_effort import BestEffortShare
-from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.serving.fair_queue import FairQueue, QueuedRequest
 from fairlead_router.serving.slo_gate import ClassTerms, Predict, SloGate
 from fairlead_router.supervision import supervise
-from fairlead_router.tenancy.quota import Account
 
 AHEAD_SECONDS = 1.0
 AHEAD_TOKENS = 16384
@@ -44,13 +43,9 @@ RECHECK_SECONDS = 1.0
 """Polling interval of the queue: the index may learn of a worker, or a circuit breaker may close, without an event here."""
 
 
-class Ticket(msgspec.Struct, eq=False):
+class Ticket(QueuedRequest, eq=False, kw_only=True):
     """Place of one request in the queue."""
 
-    account: Account
-    priority: int
-    tokens: int
-    size: int
     cost: float = 0.0
     """Expected prompt and output tokens."""
     keep_alive: Callable[[], None] | None = None
@@ -58,16 +53,11 @@ class Ticket(msgspec.Struct, eq=False):
     terms: ClassTerms | None = None
     """The request's service class; None: it has none."""
     request: RoutingRequest = msgspec.field(default_factory=RoutingRequest)
-    work: int = 0
-    """Tokens of its prompt that no worker holds, as far as this router knew when it arrived at the queue."""
     last_keep_alive: float = msgspec.field(default_factory=monotonic)
     """Time of the last keep-alive, at first of the arrival. A requeue does not delay the next one."""
-    number: int = 0
     queued_at: float = msgspec.field(default_factory=monotonic)
-    waits_for_worker: bool = False
-    """The request was admitted once, and no worker could take it."""
     retried_at: int = -1
-    """Version of the worker table at that time."""
+    """Version of the worker table when the request had its turn and no worker could take it."""
     turn: "asyncio.Future[None] | None" = None
     is_granted: bool = False
     """The request may choose a worker and has not been sent yet."""
@@ -75,10 +65,6 @@ class Ticket(msgspec.Struct, eq=False):
     """The tenant's fair-queue counter includes this request."""
     has_answer: bool = True
     """No worker has yet to begin the answer: it has begun, or the request was not granted."""
-
-    @property
-    def had_turn(self) -> bool:
-        return self.waits_for_worker
 
     @property
     def is_best_effort(self) -> bool:
@@ -137,8 +123,8 @@ class Admission:
         """Queue the request again, at its old place, because no worker could take it."""
         self._revoke(ticket)
         ticket.retried_at = self._table_version
-        if not ticket.waits_for_worker:
-            ticket.waits_for_worker, ticket.queued_at = True, monotonic()
+        if not ticket.had_turn:
+            ticket.had_turn, ticket.queued_at = True, monotonic()
         await self._wait(ticket)
 
     def record_sent(self, ticket: Ticket) -> None:
@@ -189,7 +175,7 @@ class Admission:
     def _num_waiting_for_worker(self) -> int:
         """Return how many queued requests wait for a worker rather than for admission."""
         waiting = itertools.chain(self._queue, self._best_effort)
-        return sum(ticket.waits_for_worker for ticket in waiting) if self._table.any_usable() else self.queued()[0]
+        return sum(ticket.had_turn for ticket in waiting) if self._table.any_usable() else self.queued()[0]
 
     @property
     def _has_runnable(self) -> bool:
@@ -218,12 +204,12 @@ class Admission:
         queue.push(ticket)
         if self._watching is None or self._watching.done():
             self._watching = supervise("queue", self._watch, self._metrics.task_failures)
-        if ticket.is_best_effort and not ticket.waits_for_worker:
+        if ticket.is_best_effort and not ticket.had_turn:
             self._admit_waiting()
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
-                limit = self._config.queue_timeout if workers and not ticket.waits_for_worker else self._hold_timeout
+                limit = self._config.queue_timeout if workers and not ticket.had_turn else self._hold_timeout
                 if (left := ticket.queued_at + limit - now) <= 0:
                     raise self._timeout_error(ticket, workers)
                 pause = min(left, RECHECK_SECONDS)
@@ -341,7 +327,7 @@ class Admission:
         return self._no_worker_error("No worker is ready, and too many requests wait for one")
 
     def _timeout_error(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
-        if workers and not ticket.waits_for_worker:
+        if workers and not ticket.had_turn:
             return self._overload_error(
                 "queue_timeout", "The service is overloaded: the request waited too long.", self.expected_ttft(ticket, workers)
             )

@@ -12,35 +12,28 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+import msgspec
+
+from fairlead_router.tenancy.quota import Account
 
 
-class QueueAccount(Protocol):
-    """Part of a tenant's account that the queue uses."""
+class QueuedRequest(msgspec.Struct, eq=False):
+    """A request in the queue. Lower `priority` goes first."""
 
-    served_tokens: float
-
-
-class QueuedRequest(Protocol):
-    """Queued request. `number`: order of arrival. `size`: bytes of its body. `tokens`: of its prompt. Lower `priority` goes first.
-
-    `work`: tokens of its prompt that are cached nowhere. `had_turn`: it left the queue once, and no worker could take it.
-    """
-
-    @property
-    def account(self) -> QueueAccount: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def work(self) -> int: ...
-    @property
-    def had_turn(self) -> bool: ...
+    account: Account
+    priority: int
+    tokens: int
+    """Of its prompt."""
+    size: int
+    """Bytes of its body."""
+    work: int = 0
+    """Tokens of its prompt that no worker holds, as far as this router knew when it arrived at the queue."""
+    number: int = 0
+    """Order of arrival."""
+    had_turn: bool = False
+    """It was admitted once, and no worker could take it."""
 
 
 Item = TypeVar("Item", bound=QueuedRequest)
@@ -95,9 +88,9 @@ class FairQueue(Generic[Item]):
     """Queue with `push` and `pop`. `total` sums all entries. Costs grow with the number of waiting tenants, and little with requests."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, dict[QueueAccount, _Line[Item]]] = {}
+        self._queues: dict[int, dict[Account, _Line[Item]]] = {}
         """By priority and tenant."""
-        self._by_account: Counter[QueueAccount] = Counter()
+        self._by_account: Counter[Account] = Counter()
         """Requests of each tenant that has any."""
         self.total = _Sum()
 

@@ -178,7 +178,8 @@ class RequestHandler:
         priority = priority_of(call.service_class, call.caller, prompt.params.priority)
         request = build_routing_request(prompt, call.caller, call.head.session)
         terms = _terms(call.service_class, call, request, priority) if call.service_class is not None else None
-        ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms, request)
+        size, cost = call.reserved_bytes, charge.expected
+        ticket = Ticket(account, priority, prompt.length, size, cost=cost, keep_alive=keep_alive, terms=terms, request=request)
         is_refused = False
         try:
             with call.span.child("queue"):

@@ -1,30 +1,30 @@
 """The fair queue: who goes next, how long a request is passed, what an estimate is worth, and who makes room."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.serving.fair_queue import FairQueue, QueuedRequest
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
 
 
-@dataclass(eq=False)
-class TenantAccount:
-    served_tokens: float = 0.0
+def new_account(served_tokens: float = 0.0) -> Account:
+    account = Account(Tenant(), lambda: 1.0)
+    account.served_tokens = served_tokens
+    return account
 
 
-@dataclass(eq=False)
-class Item:
-    account: TenantAccount
-    number: int
-    priority: int = 0
-    size: int = 1
-    tokens: int = 10
-    work: int = 10
-    had_turn: bool = False
-    turn: int = field(default=0)
+class Waiting(QueuedRequest, eq=False):
+    turn: int = 0
     """Tokens that have left the queue when everything that waited at its arrival may have left."""
+
+
+def new_item(
+    account: Account, number: int, priority: int = 0, size: int = 1, work: int = 10, had_turn: bool = False, turn: int = 0
+) -> Waiting:
+    return Waiting(account, priority, 10, size, work, number, had_turn, turn)
 
 
 WORKS = st.integers(1, 1000)
@@ -32,13 +32,13 @@ ITEMS = st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 1), WORKS, st.bool
 """Tenant, priority, work, and whether it had its turn."""
 
 
-def pop(queue: FairQueue[Item]) -> Item:
+def pop(queue: FairQueue[Waiting]) -> Waiting:
     item = queue.pop()
     assert item is not None
     return item
 
 
-def pop_all(queue: FairQueue[Item]) -> list[Item]:
+def pop_all(queue: FairQueue[Waiting]) -> list[Waiting]:
     """Pop all items; each is served as many tokens as it has to compute."""
     items = []
     while queue:
@@ -47,21 +47,21 @@ def pop_all(queue: FairQueue[Item]) -> list[Item]:
     return items
 
 
-def fill(entries: Sequence[tuple[int, int, int, bool]]) -> tuple[FairQueue[Item], list[TenantAccount], list[Item]]:
-    queue, accounts = FairQueue[Item](), [TenantAccount() for _ in range(3)]
-    items = [Item(accounts[tenant], n, priority, work=work, had_turn=turn) for n, (tenant, priority, work, turn) in enumerate(entries)]
+def fill(entries: Sequence[tuple[int, int, int, bool]]) -> tuple[FairQueue[Waiting], list[Account], list[Waiting]]:
+    queue, accounts = FairQueue[Waiting](), [new_account() for _ in range(3)]
+    items = [new_item(accounts[tenant], n, priority, work=work, had_turn=turn) for n, (tenant, priority, work, turn) in enumerate(entries)]
     for item in items:
         queue.push(item)
     return queue, accounts, items
 
 
 def test_tenants_alternate_and_higher_priority_goes_first() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
+    anna, boris, queue = new_account(), new_account(served_tokens=5), FairQueue[Waiting]()
     for number in range(6):
-        queue.push(Item(anna, number))
+        queue.push(new_item(anna, number))
     for number in range(6, 9):
-        queue.push(Item(boris, number))
-    queue.push(Item(boris, 9, priority=-1))
+        queue.push(new_item(boris, number))
+    queue.push(new_item(boris, 9, priority=-1))
     order = pop_all(queue)
     assert order[0].priority == -1
     assert [item.account is boris for item in order[1:7]] == [False, False, True, False, True, False]
@@ -69,19 +69,19 @@ def test_tenants_alternate_and_higher_priority_goes_first() -> None:
 
 
 def test_the_least_work_of_a_tenant_goes_first() -> None:
-    anna, queue = TenantAccount(), FairQueue[Item]()
+    anna, queue = new_account(), FairQueue[Waiting]()
     for number, work in enumerate((500, 300, 20, 100)):
-        queue.push(Item(anna, number, work=work))
+        queue.push(new_item(anna, number, work=work))
     assert [item.number for item in pop_all(queue)] == [0, 2, 1, 3], "100 tokens would delay three others by more than 300 of one"
 
 
 def test_an_idle_tenant_saves_up_no_credit_and_a_requeued_item_goes_first() -> None:
-    busy, rested, queue = TenantAccount(served_tokens=1000), TenantAccount(), FairQueue[Item]()
-    items = [Item(busy, number) for number in range(4)]
+    busy, rested, queue = new_account(served_tokens=1000), new_account(), FairQueue[Waiting]()
+    items = [new_item(busy, number) for number in range(4)]
     for item in items:
         queue.push(item)
     for number in range(4, 8):
-        queue.push(Item(rested, number))
+        queue.push(new_item(rested, number))
     first = pop(queue)
     assert first is items[0] and rested.served_tokens == 1000
     first.had_turn = True
@@ -90,11 +90,11 @@ def test_an_idle_tenant_saves_up_no_credit_and_a_requeued_item_goes_first() -> N
 
 
 def test_an_item_that_may_not_go_keeps_its_place_and_blocks_no_other() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
-    items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
+    anna, boris, queue = new_account(), new_account(served_tokens=5), FairQueue[Waiting]()
+    items = [new_item(anna, 0, priority=-1), new_item(anna, 1), new_item(boris, 2), new_item(anna, 3)]
     for item in items:
         queue.push(item)
-    may: Callable[[Item], bool] = lambda item: item.number > 1  # noqa: E731
+    may: Callable[[Waiting], bool] = lambda item: item.number > 1  # noqa: E731
     assert queue.pop(may) is items[3] and queue.pop(may) is items[2]
     assert queue.pop(may) is None and pop_all(queue) == items[:2]
 
@@ -113,11 +113,11 @@ def test_requeued_requests_go_before_the_others_of_their_tenant_by_arrival(entri
 @given(st.lists(st.one_of(WORKS, st.just("pop"), st.integers(-30, -1))))
 def test_no_request_is_passed_by_one_that_arrives_after_its_turn_by_arrival(steps: list[int | str]) -> None:
     """A number is the work of a new request, a negative one the index of a request whose client goes away."""
-    account, queue, inside, left = TenantAccount(), FairQueue[Item](), list[Item](), 0
-    arrived: dict[Item, int] = {}
+    account, queue, inside, left = new_account(), FairQueue[Waiting](), list[Waiting](), 0
+    arrived: dict[Waiting, int] = {}
     for number, step in enumerate([*steps, *["pop"] * len(steps)]):
         if isinstance(step, int) and step > 0:
-            item = Item(account, number, work=step, turn=left + sum(each.work for each in inside))
+            item = new_item(account, number, work=step, turn=left + sum(each.work for each in inside))
             arrived[item] = left
             inside.append(item)
             queue.push(item)
@@ -149,7 +149,7 @@ def test_the_work_ahead_of_a_tenant_alone_is_what_goes_before(
     entries: list[tuple[int, int, int, bool]], priority: int, work: int, had_turn: bool
 ) -> None:
     queue, accounts, _ = fill([(0, *rest) for _, *rest in entries])  # type: ignore[misc]
-    newcomer = Item(accounts[0], len(entries), priority, work=work, had_turn=had_turn)
+    newcomer = new_item(accounts[0], len(entries), priority, work=work, had_turn=had_turn)
     expected = queue.work_ahead(newcomer)
     queue.push(newcomer)
     order = pop_all(queue)
@@ -162,7 +162,7 @@ def test_the_work_ahead_among_tenants_errs_by_one_request_of_each_other_tenant(
 ) -> None:
     """With tenants that were served equally. `served_tokens` counts from the newcomer's class on, as more urgent ones all go first."""
     queue, accounts, items = fill(entries)
-    newcomer = Item(accounts[0], len(entries), priority, work=work)
+    newcomer = new_item(accounts[0], len(entries), priority, work=work)
     expected = queue.work_ahead(newcomer)
     queue.push(newcomer)
     ahead = 0
@@ -174,19 +174,19 @@ def test_the_work_ahead_among_tenants_errs_by_one_request_of_each_other_tenant(
 
 def test_less_urgent_requests_of_other_tenants_are_not_ahead_and_more_urgent_ones_are() -> None:
     queue, (anna, boris, clara), _ = fill([(1, 0, 10, False), (1, 1, 5000, False), (2, -1, 3000, False)])
-    assert queue.work_ahead(Item(anna, 9, work=100)) == 10 + 3000
-    assert queue.work_ahead(Item(boris, 9, work=100)) == 10 + 3000 and queue.work_ahead(Item(clara, 9, work=4)) == 4 + 3000
+    assert queue.work_ahead(new_item(anna, 9, work=100)) == 10 + 3000
+    assert queue.work_ahead(new_item(boris, 9, work=100)) == 10 + 3000 and queue.work_ahead(new_item(clara, 9, work=4)) == 4 + 3000
 
 
 def test_the_tenant_with_the_longest_queue_makes_room() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(), FairQueue[Item]()
+    anna, boris, queue = new_account(), new_account(), FairQueue[Waiting]()
     for number in range(4):
-        queue.push(Item(anna, number, priority=number % 2))
-    newcomer = Item(boris, 9)
-    assert queue.find_victim(Item(anna, 8)) is None, "not for its own tenant"
+        queue.push(new_item(anna, number, priority=number % 2))
+    newcomer = new_item(boris, 9)
+    assert queue.find_victim(new_item(anna, 8)) is None, "not for its own tenant"
     victim = queue.find_victim(newcomer)
     assert victim is not None and (victim.number, victim.priority) == (3, 1), "the last of the least urgent"
-    assert queue.find_victim(Item(boris, 9, priority=2)) is None, "not for a less urgent request"
+    assert queue.find_victim(new_item(boris, 9, priority=2)) is None, "not for a less urgent request"
 
 
 @given(ITEMS, st.integers(0, 2), st.integers(-1, 1))
@@ -194,7 +194,7 @@ def test_a_victim_is_the_last_request_of_a_tenant_that_keeps_more_than_the_newco
     entries: list[tuple[int, int, int, bool]], tenant: int, priority: int
 ) -> None:
     queue, accounts, items = fill(entries)
-    victim = queue.find_victim(Item(accounts[tenant], len(items), priority))
+    victim = queue.find_victim(new_item(accounts[tenant], len(items), priority))
     if victim is None:
         return
     waiting = {account: sum(item.account is account for item in items) for account in accounts}
@@ -205,10 +205,10 @@ def test_a_victim_is_the_last_request_of_a_tenant_that_keeps_more_than_the_newco
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), WORKS, st.sampled_from(["push", "pop", "discard", "back"]))))
 def test_the_queue_counts_its_items_and_tokens(steps: list[tuple[int, int, int, str]]) -> None:
-    accounts, queue, inside, out = [TenantAccount() for _ in range(4)], FairQueue[Item](), list[Item](), list[Item]()
+    accounts, queue, inside, out = [new_account() for _ in range(4)], FairQueue[Waiting](), list[Waiting](), list[Waiting]()
     for number, (tenant, priority, work, step) in enumerate(steps):
         if step == "push":
-            inside.append(Item(accounts[tenant], number, priority, size=number, work=work))
+            inside.append(new_item(accounts[tenant], number, priority, size=number, work=work))
             queue.push(inside[-1])
         elif step == "pop" and inside:
             item = pop(queue)
