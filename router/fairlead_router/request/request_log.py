@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from fairlead_index.score import StartEstimate
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import Call, Outcome
 
 MAX_REQUESTS: Final = 200
 """Requests that are kept: at most 0.6 MB with 12 candidates each."""
@@ -22,30 +24,28 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One ended request. Times are in seconds; None: unknown. `time_to_first_token`: from the choice, of streams only."""
+    """One ended request. Times are in seconds."""
 
     ended_at: float
     """Unix time."""
     id: str
-    tenant: str
     path: str
-    model: str
     class_name: str
-    worker: str
-    candidates: Sequence[StartEstimate]
-    time_to_first_token: float | None
-    predicted_tokens: int | None
-    cached_tokens: int | None
-    prompt_tokens: int | None
-    attempts: int
-    status: int
-    ending: str
+    is_stream: bool
     seconds: float
+    outcome: Outcome
+    """Without the prompt's hashes."""
 
     @property
     def chosen(self) -> StartEstimate | None:
         """The estimate for the chosen worker."""
-        return next((start for start in self.candidates if start.address == self.worker), None)
+        return next((start for start in self.outcome.candidates if start.address == self.outcome.worker), None)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """From the choice, of a stream; None: unknown."""
+        first, chosen = self.outcome.first_byte_at, self.outcome.chosen_at
+        return first - chosen if self.is_stream and first is not None and chosen > 0 else None
 
 
 class TenantLog(Generic[Entry]):
@@ -86,26 +86,9 @@ class RequestLog:
         """Store an ended request. `now`: monotonic seconds."""
         tenant = call.caller.tenant.name
         self.record_prefix(tenant, call.outcome.hashes)
-        is_timed = call.held_stream is not None and call.outcome.first_byte_at is not None and call.outcome.chosen_at > 0
-        record = RequestRecord(
-            time.time(),
-            call.head.id,
-            tenant,
-            call.head.path,
-            call.outcome.model,
-            call.class_name,
-            call.outcome.worker,
-            call.outcome.candidates,
-            (call.outcome.first_byte_at or 0.0) - call.outcome.chosen_at if is_timed else None,
-            call.outcome.predicted_tokens,
-            call.outcome.cached_tokens,
-            call.outcome.prompt_tokens,
-            call.outcome.attempts,
-            call.outcome.status,
-            call.outcome.ending,
-            now - call.head.started_at,
-        )
-        self._records.add(tenant, record, 1)
+        head, outcome = call.head, replace(call.outcome, hashes=())
+        is_stream, seconds = call.held_stream is not None, now - head.started_at
+        self._records.add(tenant, RequestRecord(time.time(), head.id, head.path, call.class_name, is_stream, seconds, outcome), 1)
 
     def record_prefix(self, tenant: str, hashes: Sequence[int]) -> None:
         """Store a prompt's block hashes. A prompt without a full block is left out."""

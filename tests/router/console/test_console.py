@@ -74,8 +74,9 @@ async def test_a_request_is_shown_with_every_candidates_score(fleet: Fleet, redi
     await eventually(lambda: all(worker.joined for worker in workers) and policy.read_mode == "mirror", "the mirror is used")
     answer = await router.complete("a secret text " * 30, stream=True)
     (record,) = log.newest(None)
-    assert len(record.candidates) == 3 and record.chosen is record.candidates[0]
-    assert record.time_to_first_token is not None and record.predicted_tokens == record.cached_tokens == 0
+    assert len(record.outcome.candidates) == 3 and record.chosen is record.outcome.candidates[0]
+    assert record.time_to_first_token is not None and record.outcome.predicted_tokens == record.outcome.cached_tokens == 0
+    assert not record.outcome.hashes, "a log must not keep prompts alive"
     page = (await router.client.get("/ui/requests")).text
     assert answer.headers["x-request-id"] in page and all(worker.pod in page for worker in workers) and "backlog" in page
     assert "secret" not in page
