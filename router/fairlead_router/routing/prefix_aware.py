@@ -8,7 +8,7 @@ from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
 from fairlead_index.redis.backoff import LogLimit
 from fairlead_router.fleet.trust import Trust
-from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.routing.chooser import Chooser, Prefixes, Ranking
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
@@ -43,20 +43,17 @@ class PrefixAware:
         self.trust = Trust(table, metrics.ignored_records, refresh_discovery)
         self._fleet = FleetReader(index.redis, index.namespace, trusts=self.trust) if index is not None else None
         self._chooser = Chooser(table, self._fleet, keep_candidates)
-        self._reader: IndexReader | None = None
         self.lookup: PrefixLookup | None = None
         self._audit: PredictionAudit | None = None
         if index is not None and self._fleet is not None:
-            self._reader = IndexReader(index.redis, index.namespace, trusts=self.trust)
             self.lookup = PrefixLookup(table, index, self._fleet, self._chooser, self.trust, metrics.task_failures)
-            self._audit = PredictionAudit(metrics, self._held, self._reader.recall)
+            self._audit = PredictionAudit(metrics, self.lookup.held, self.lookup.reader.recall)
         self._log_limit, self._is_logged = LogLimit(), False
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self.lookup is not None and self._fleet is not None:
+        if self.lookup is not None:
             self._table.on_incarnation = self.lookup.recheck_trust
-            self._fleet.start()
             self.lookup.start()
             self._watching = supervise("index watch", self._watch, self._metrics.task_failures)
 
@@ -80,17 +77,17 @@ class PrefixAware:
         return "mirror" if self.lookup.has_copy else "remote"
 
     async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
-        prefixes = await self._find(request, tried, self._reader)
-        if not prefixes.is_current and self._reader is not None:
+        prefixes = await self._find(request, tried)
+        if not prefixes.is_current and self.lookup is not None:
             self._metrics.index_unavailable.inc()
         return self._chooser.choose(request, tried, prefixes)
 
     async def rank(self, request: RoutingRequest, reader: IndexReader | None = None) -> Ranking:
         """Return the workers that `choose` compares now, best first, without a reservation. `reader`: None for that of routing."""
-        return self._chooser.rank(request, await self._find(request, (), reader or self._reader))
+        return self._chooser.rank(request, await self._find(request, (), reader))
 
-    async def _find(self, request: RoutingRequest, tried: Tried, reader: IndexReader | None) -> Prefixes:
-        return await self.lookup.find(request, tried, reader) if self.lookup is not None and reader is not None else _NO_INDEX
+    async def _find(self, request: RoutingRequest, tried: Tried, reader: IndexReader | None = None) -> Prefixes:
+        return await self.lookup.find(request, tried, reader) if self.lookup is not None else _NO_INDEX
 
     @property
     def prefers_copy(self) -> bool:
@@ -118,12 +115,6 @@ class PrefixAware:
     def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         if self._audit is not None:
             self._audit.record_answer(request, choice, cached)
-
-    async def _held(self, request: RoutingRequest, worker: Worker) -> int:
-        assert self.lookup is not None and self._reader is not None, "only the audit of an index asks"
-        if (held := self.lookup.held(request, worker.address)) is not None:
-            return held
-        return (await self._reader.match(request.hashes_of(worker))).get(worker.address, 0)
 
     async def _watch(self) -> None:
         """Track whether Redis answers, also when no request queries it."""
@@ -153,7 +144,3 @@ class PrefixAware:
             await self._audit.close()
         if self.lookup is not None:
             await self.lookup.close()
-        if self._fleet is not None:
-            await self._fleet.close()
-        if self._reader is not None:
-            await self._reader.close()

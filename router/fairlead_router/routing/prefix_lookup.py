@@ -13,7 +13,7 @@ from fairlead_index.reader import IndexReader, IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import CONSIDERED
 from fairlead_router.config import IndexMode
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.chooser import Chooser, Prefixes
 from fairlead_router.routing.policies import RoutingRequest, Tried
 from fairlead_router.supervision import stop_tasks, supervise
@@ -42,10 +42,12 @@ class PrefixLookup:
     ) -> None:
         """`failures`: counter of task failures, by name."""
         self._table, self._index, self._fleet, self._chooser, self._trusts, self._failures = table, index, fleet, chooser, trusts, failures
+        self.reader = IndexReader(index.redis, index.namespace, trusts=trusts)
         self.copy: MirrorReader | None = None
         self._size_check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        self._fleet.start()
         if self._index.mode == "mirror":
             self._start_copy()
         elif self._index.mode == "auto":
@@ -55,6 +57,8 @@ class PrefixLookup:
         await stop_tasks(self._size_check)
         if self.copy is not None:
             await self.copy.close()
+        await self._fleet.close()
+        await self.reader.close()
 
     @property
     def has_copy(self) -> bool:
@@ -66,11 +70,11 @@ class PrefixLookup:
         """Whether the copy is as good as Redis, or better: it is current, or Redis does not answer."""
         return self.has_copy and (self._is_current or not self._fleet.is_fresh)
 
-    async def find(self, request: RoutingRequest, tried: Tried, reader: IndexReader) -> Prefixes:
-        """Return the prompt's prefixes. Nothing is awaited while the copy is preferred."""
+    async def find(self, request: RoutingRequest, tried: Tried, reader: IndexReader | None = None) -> Prefixes:
+        """Return the prompt's prefixes. Nothing is awaited while the copy is preferred. `reader`: None for that of routing."""
         if not self.prefers_copy:
             try:
-                return Prefixes(await self._match(request, tried, reader), "remote")
+                return Prefixes(await self._match(request, tried, reader or self.reader), "remote")
             except IndexUnavailable:
                 if self._fleet.is_fresh and not self.has_copy:
                     return Prefixes({}, "late")
@@ -86,11 +90,11 @@ class PrefixLookup:
             held |= copy.deepest(hashes, CONSIDERED, allowed, soonest) if soonest else copy.match(hashes)
         return Prefixes(held, "mirror" if self._is_current else "outdated")
 
-    def held(self, request: RoutingRequest, address: str) -> int | None:
-        """Return the prompt's tokens that the worker holds by the copy; None without one."""
-        if self.copy is None or not self.has_copy:
-            return None
-        return self.copy.match(request.hashes_of(self._table.get(address))).get(address, 0)
+    async def held(self, request: RoutingRequest, worker: Worker) -> int:
+        """Return the prompt's tokens that the worker holds, by the copy, or by Redis without one. Raises IndexUnavailable."""
+        hashes = request.hashes_of(worker)
+        found = self.copy.match(hashes) if self.copy is not None and self.has_copy else await self.reader.match(hashes)
+        return found.get(worker.address, 0)
 
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty without a copy."""

@@ -19,7 +19,6 @@ from tests.servers.redis_server import RedisServer
 
 from fairlead_common.fair_slots import FairSlots
 from fairlead_index.hashing import block_hashes
-from fairlead_index.reader import IndexReader
 from fairlead_router.errors import ApiError
 from fairlead_router.interop import index_lookups
 from fairlead_router.interop.index_lookups import IndexLookups
@@ -102,8 +101,8 @@ async def test_queries_that_redis_does_not_answer_leave_routing_alone(fleet: Fle
             router = await fleet.router(worker, redis_url=url, index_namespace=SPACE, index_mode="remote")
             await eventually(lambda: worker.joined, "the worker joined")
             policy = router.server.router.policy
-            assert isinstance(policy, PrefixAware) and isinstance(policy._reader, IndexReader)
-            policy._reader._deadline = 5.0  # a busy machine must not look like an outage
+            assert isinstance(policy, PrefixAware) and policy.lookup is not None
+            policy.lookup.reader._deadline = 5.0  # a busy machine must not look like an outage
             query = {"model": "stand-in", "seq_hashes": [MARK]}
             for _ in range(4):
                 lost = asyncio.create_task(router.client.post("/query_by_hash", json=query))

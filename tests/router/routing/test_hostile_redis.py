@@ -36,9 +36,9 @@ async def test_whatever_redis_answers_a_request_is_routed(fleet: Fleet, mode: st
     async with HostileRedis(lambda: reply[0]) as redis:
         router = await fleet.router(*workers, redis_url=redis.url, index_mode=mode)
         policy = router.server.router.policy
-        assert isinstance(policy, PrefixAware) and policy._reader is not None
+        assert isinstance(policy, PrefixAware) and policy.lookup is not None
         for reply[0] in examples([worker.address for worker in workers], 150):
-            policy._reader._backoff.reset()  # type: ignore[union-attr]  # else only the first bad reply would reach routing
+            policy.lookup.reader._backoff.reset()  # type: ignore[union-attr]  # else only the first bad reply would reach routing
             for body in ({"prompt": PROMPT}, {"prompt": "short"}):
                 answer = await router.complete(**body)
                 assert answer.status_code == 200, (reply[0], answer.text)

@@ -61,7 +61,7 @@ async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: R
         if (
             mirrored is not None
             and mirrored.has_copy
-            and mirrored.held(RoutingRequest(16 * len(hashes), hashes), worker.address) != 16 * len(hashes)
+            and mirrored.find_in_copy(RoutingRequest(16 * len(hashes), hashes)).held.get(worker.address) != 16 * len(hashes)
         ):
             return False
         return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
@@ -204,12 +204,12 @@ async def test_a_mirror_routes_by_its_last_state_while_redis_is_down(fleet: Flee
     talks = [f"{name} and what was said " * 20 for name in ("ann", "bob", "eve", "joe", "kim", "lee")]
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy.lookup is not None
-    held, homes = policy.lookup.held, []
+    find, homes = policy.lookup.find_in_copy, []
     for talk in talks:
         homes.append((await router.complete(talk)).headers["x-fairlead-pod"])
         home = holder(workers, homes[-1])
         wanted = RoutingRequest(len(talk), block_hashes(prompt_root(home.format), home.received[-1].tokens or [], 16))
-        await eventually(lambda: held(wanted, home.address) == len(talk) // 16 * 16, "it is mirrored")  # noqa: B023 (awaited here)
+        await eventually(lambda: find(wanted).held.get(home.address) == len(talk) // 16 * 16, "it is mirrored")  # noqa: B023 (awaited here)
     redis.kill()
     await eventually(lambda: policy.index == "unavailable", "its absence is noticed", 5)
     answers = [await router.complete(talk + "and the next turn") for talk in talks]
