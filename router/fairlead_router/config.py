@@ -117,10 +117,7 @@ class RouterConfig(FlagSettings):
             raise ValueError("give dns://HOST:PORT, file:///path or static://host:port,host:port")
         return value
 
-    @field_validator("session_header")
-    @classmethod
-    def _readable_header(cls, value: str) -> str:
-        return check_session_header(value)
+    _readable_header = field_validator("session_header")(check_session_header)
 
     @field_validator("allowed_origins")
     @classmethod
