@@ -6,7 +6,6 @@ A `logging` call and a write for each line cost 20 microseconds a request.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import TextIO
 
 from fairlead_common.telemetry.logs import json_line
@@ -30,8 +29,8 @@ class AccessLog:
     Each line carries its own prefix, so the logger needs a handler that adds none (`write_bare_lines`).
     """
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time, json: bool = False) -> None:
-        self._logger, self._clock, self._json = logger, clock, json
+    def __init__(self, logger: logging.Logger, json: bool = False) -> None:
+        self._logger, self._json = logger, json
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._second, self._stamp = 0, ""
@@ -42,7 +41,7 @@ class AccessLog:
 
     def write(self, line: str, request_id: str = "", trace_id: str = "") -> None:
         """Append a line. JSON lines carry the ids as fields. Call this on a running loop."""
-        now = self._clock()
+        now = time.time()
         if self._json:
             self._lines.append(json_line(now, "INFO", self._logger.name, line, request_id, trace_id))
         else:

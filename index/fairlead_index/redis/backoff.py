@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
+
+PATIENCE_SECONDS: Final = 0.2
+LOG_SECONDS: Final = 60.0
 
 
 class Backoff:
     """A delay that doubles from `first` to `longest` seconds with each failure in a row.
 
     When the delay is over, `may_try` admits one caller. The other callers wait for its outcome.
-    A late reply (`record_timeout`) counts as a failure only after `patience` seconds without a reply in time: the next one may be in time.
+    A late reply (`record_timeout`) counts as a failure only after PATIENCE_SECONDS without a reply in time: the next one may be in time.
     """
 
-    def __init__(
-        self, first: float = 0.1, longest: float = 2.0, clock: Callable[[], float] = time.monotonic, patience: float = 0.2
-    ) -> None:
-        self._first, self._longest, self._clock, self._patience = first, longest, clock, patience
+    def __init__(self, first: float = 0.1, longest: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first, self._longest, self._clock = first, longest, clock
         self._delay = 0.0
         self._until = 0.0
         self._increased_at = float("-inf")
@@ -39,7 +41,7 @@ class Backoff:
     def record_timeout(self, reason: str) -> None:
         """Record a reply that did not come in time."""
         self._timeouts_since = min(self._timeouts_since, self._clock())
-        if self.is_active or self._clock() - self._timeouts_since >= self._patience:
+        if self.is_active or self._clock() - self._timeouts_since >= PATIENCE_SECONDS:
             self.record_failure(reason)
 
     def record_failure(self, reason: str) -> float:
@@ -61,16 +63,15 @@ class Backoff:
 
 
 class LogLimit:
-    """At most one log line per `seconds`, for what a hostile Redis can repeat at will."""
+    """At most one log line per LOG_SECONDS, for what a hostile Redis can repeat at will."""
 
-    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._clock = seconds, clock
+    def __init__(self) -> None:
         self._until = float("-inf")
 
     def may_log(self) -> bool:
         """Return whether a line may be logged now."""
-        now = self._clock()
+        now = time.monotonic()
         if now < self._until:
             return False
-        self._until = now + self._seconds
+        self._until = now + LOG_SECONDS
         return True
