@@ -13,6 +13,7 @@ from tests.worker.exactness.test_exactness import Case
 from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.execution.batch_invariance import check_invariance
 from fairlead_worker.execution.runner_builder import RunnerBuilder
+from fairlead_worker.model.fixed_rows import fix_rows
 from fairlead_worker.model.loader import load_model
 
 WINDOW = 32
@@ -68,9 +69,10 @@ def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
     assert not settings or (load.drafts is not None and load.drafts.tokens)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "gpt_oss"])
 def test_batch_invariant(family: str) -> None:
     case = make_case(family)
+    fix_rows(case.loaded.model)
     for backend in ("auto", "cpu"):
         engine = Engine(case.loaded, chunk=64, backend=backend, deterministic=True)
         check_invariance(engine.runner)
