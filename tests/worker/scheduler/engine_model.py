@@ -147,7 +147,7 @@ class EngineModel:
     def first_seen(self, group: int, position: int) -> int:
         """Return the first position that a token reads in a group."""
         windowed = self.groups is not None and group >= self.groups.full
-        return max(0, position - self.groups.window + 1) if windowed and self.groups is not None else 0
+        return self.groups.first_token(position) if windowed and self.groups is not None else 0
 
     def _extend(self, parent: int, tokens: "array[int]") -> int:
         block = extend(parent, tokens)
@@ -392,7 +392,7 @@ class EngineModel:
     def _check_groups(self, cache: GroupedPrefixCache) -> None:
         """What `_check_pages` checks, of a cache in groups; and the rows of window pages."""
         pool, nodes, leases, size = cache.pool, list(cache.nodes()), [r.lease for r in self.scheduler.running], cache.page_size
-        full, reach = cache.groups.full, -(-cache.groups.window // size)
+        full, reach = cache.groups.full, cache.groups.reach(size)
         private, cached, users, used = list[int](), list[int](), Counter[Node](), set[Node]()
         for request, lease in zip(self.scheduler.running, leases, strict=True):
             assert isinstance(lease, GroupedLease)
@@ -410,7 +410,7 @@ class EngineModel:
             for each in lease.held:
                 assert tuple(table[each.depth - 1] for table in lease.windows) == cache._pages[each].pages
             users.update(lease.held)
-            assert lease.first <= max(0, request.computed - cache.groups.window + 1) // size, "no page within the window is gone"
+            assert lease.first <= cache.groups.first_token(request.computed) // size, "no page within the window is gone"
             if request is not self.scheduler.prefill.chunked_req and request.unread == 0:
                 assert lease.window_pages <= reach + 1 + cache.block_tokens // size, "pages behind the window are given back"
         for node in nodes:

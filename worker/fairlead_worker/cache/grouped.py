@@ -115,8 +115,7 @@ class GroupedPrefixCache(PrefixCache):
         super().__init__(pool, block_tokens, extend_hash)
         self.groups = groups
         self._matches = PrefixMatches(pool.page_size, self.is_resumable)
-        self._reach = -(-groups.window // pool.page_size)
-        """Pages before a point that a request needs to continue there."""
+        self._reach = groups.reach(pool.page_size)
         self._chunk_pages = -(-chunk_tokens // pool.page_size) if chunk_tokens else UNBOUNDED
         self._pages: dict[Node, WindowPage] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
@@ -164,7 +163,11 @@ class GroupedPrefixCache(PrefixCache):
         if node.parent is None:
             return True
         page = self._pages.get(node)
-        return page is not None and page.run >= min(node.depth, self._reach)
+        return page is not None and page.run >= self._reach_of(node)
+
+    def _reach_of(self, node: Node) -> int:
+        """Return the pages down to `node` that a request needs to continue after it."""
+        return node.depth - self.groups.first_kept(node.depth * self.page_size) // self.page_size
 
     def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
         match = super().track(root, tokens, reusable, adapted)
@@ -341,7 +344,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def _window_of(self, node: Node) -> Iterable[Node]:
         """Yield the nodes whose window pages a request needs to continue after `node`, `node` first."""
-        for _ in range(min(node.depth, self._reach)):
+        for _ in range(self._reach_of(node)):
             yield node
             assert node.parent is not None
             node = node.parent
@@ -386,7 +389,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def _slide(self, lease: GroupedLease, computed: int) -> None:
         """Give back the window pages that token `computed` and the one before it, which may be computed again, do not reach."""
-        first = max(0, computed - self.groups.window) // self.page_size
+        first = self.groups.first_kept(computed) // self.page_size
         while lease.first < first:
             if lease.held:
                 self._return_window(lease.held.popleft(), self._idle)

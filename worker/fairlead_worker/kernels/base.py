@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,34 @@ def pad_page_count(pages: int) -> int:
     return -(-pages // step) * step
 
 
+class CausalMask(NamedTuple):
+    """Which keys a query at position p sees: those from `first_key(p)` to p."""
+
+    window: int | None = None
+    """The last so many; None: all."""
+    chunk: int | None = None
+    """Those of its own chunk of so many positions (Llama 4); None: of all."""
+
+    @property
+    def span(self) -> int | None:
+        """Return the most keys that a query sees; None: there is no limit."""
+        return self.window or self.chunk
+
+    def first_key(self, position: int) -> int:
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def hides(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return whether queries at positions do not see keys at positions, each of a shape that is broadcast to the other's."""
+        hidden = keys > queries
+        if self.window is not None:
+            hidden |= keys <= queries - self.window
+        if self.chunk is not None:
+            hidden |= keys < queries // self.chunk * self.chunk
+        return hidden
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One attention layer as the model itself calls it (recorded by `model.probe`, not read from a config)."""
@@ -53,6 +81,8 @@ class LayerSpec:
     """Factor on query times key."""
     window: int | None = None
     """A query at position p sees positions p - window + 1 to p; None: all up to p."""
+    chunk: int | None = None
+    """A query at position p sees positions p // chunk * chunk to p; None: see `window`."""
     softcap: float | None = None
     """Scores become `softcap * tanh(scores / softcap)` before the mask."""
     sinks: tuple[float, ...] | None = field(default=None, compare=False)
@@ -60,6 +90,10 @@ class LayerSpec:
     compared: what layers of one kind share is planned once."""
     value_in_key: bool = False
     """The value is the first `value_dim` numbers of the key, and only the key is stored (latents, DeepSeek-AI 2024)."""
+
+    @property
+    def mask(self) -> CausalMask:
+        return CausalMask(self.window, self.chunk)
 
     @property
     def own_value_dim(self) -> int:

@@ -18,12 +18,15 @@ WASTE = 1.2
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple[int, ...], str]:
     """Return the group of each layer, and () and the reason if all layers share their pages.
 
-    A window that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one reads.
+    A window or chunk that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one
+    reads.
     """
-    windowed = [layer.window is not None and layer.window < max_model_len for layer in layers]
+    windowed = [_is_windowed(layer, max_model_len) for layer in layers]
     full = windowed.count(False)
     if full == len(layers):
         return (), "no layer has a window below --max-model-len"
+    if len({layer.chunk for layer, has_window in zip(layers, windowed, strict=True) if has_window}) > 1:
+        return (), "its layers have chunks of several sizes"
     if len({(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) > 1:
         return (), "its layers have keys and values of several sizes"
     if not full:
@@ -51,18 +54,23 @@ def describe_groups(groups: CacheGroups | None, why_one: str) -> str:
     """Return how many groups there are, and what for; of one group, why."""
     if groups is None:
         return f"1 group of layers: {why_one}"
+    kept = f"the latest chunk of {groups.window} tokens" if groups.chunked else f"the last {groups.window} tokens"
     if groups.count == 1:
-        return f"1 group of layers, which keeps the last {groups.window} tokens"
-    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"
+        return f"1 group of layers, which keeps {kept}"
+    return f"{groups.count} groups of layers, of which {groups.windowed} keep {kept}"
 
 
 def cache_groups(spec: KVSpec, max_model_len: int) -> CacheGroups | None:
     """Return what the prefix cache must know of the groups; None: one page holds all layers."""
     if not spec.groups:
         return None
-    windows = [layer.window for layer in spec.layers if layer.window is not None and layer.window < max_model_len]
-    full = int(len(windows) < len(spec.layers))
-    return CacheGroups(full, spec.num_groups - full, max(windows))
+    windowed = [layer for layer in spec.layers if _is_windowed(layer, max_model_len)]
+    full = int(len(windowed) < len(spec.layers))
+    return CacheGroups(full, spec.num_groups - full, max(layer.mask.span or 0 for layer in windowed), windowed[0].chunk is not None)
+
+
+def _is_windowed(layer: LayerSpec, max_model_len: int) -> bool:
+    return layer.mask.span is not None and layer.mask.span < max_model_len
 
 
 def spread(step: PackedStep, spec: KVSpec) -> PackedStep:

@@ -31,6 +31,7 @@ class Attention(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
         ("sinks", ctypes.c_void_p),
     ]
 
@@ -161,7 +162,7 @@ def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor, sinks:
     sizes = (spec.heads, spec.kv_heads, spec.key_dim, spec.value_dim)
     sink = None if sinks is None else sinks.data_ptr()
     own = None if spec.value_in_key else values.data_ptr()
-    return Attention(keys.data_ptr(), own, *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, sink)
+    return Attention(keys.data_ptr(), own, *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, spec.chunk or 0, sink)
 
 
 def _kinds(backend: NativeBackend) -> list[Attention]:
