@@ -48,3 +48,14 @@ def test_groups_have_pages_of_one_size(layers: list[LayerSpec], groups: tuple[in
 def test_other_models_have_one_group(layers: list[LayerSpec], reason: str) -> None:
     found, why = group_layers(layers, max_model_len=8192)
     assert found == () and reason in why
+
+
+def test_layers_that_read_the_kv_of_others_store_none() -> None:
+    """As in Gemma 3n: the last layers read those of the last earlier layer of their kind."""
+    layers = (WINDOWED, FULL, WINDOWED, FULL, replace(WINDOWED, source=2), replace(FULL, source=3))
+    found, _ = group_layers(layers, max_model_len=8192)
+    assert found == (1, 0, 1, 0, 1, 0)
+    for groups, places in (((), (0, 1, 2, 3, 2, 3)), (found, (0, 0, 1, 1, 1, 1))):
+        spec = KVSpec(layers, 16, torch.float32, torch.device("cpu"), groups=groups)
+        assert spec.places == places and len(spec.stored) == max(places) + 1
+        assert spec.page_bytes == len(spec.stored) * 2 * 2 * 16 * 16 * 4

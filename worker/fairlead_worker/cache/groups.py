@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheGroups:
-    """The groups of a model with sliding windows or chunked attention. Every group has a page of its own for each `page_size` tokens, all from one pool.
+    """The groups of a model with sliding windows or chunked attention. Every group has a page of its own for each `page_size` tokens, all
+    from one pool.
 
     The pages of all groups have the same size, so any page serves any group. The idea is that of vLLM's hybrid KV cache manager
     (docs.vllm.ai, "Hybrid KV Cache Manager"); SGLang splits memory into one pool for each kind of layer instead.

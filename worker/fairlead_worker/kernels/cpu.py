@@ -102,8 +102,9 @@ class CpuStep:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         spec = self._backend.spec.layers[layer]
         keys, values = self._backend.keys[layer], self._backend.values[layer]
-        _store(keys, self._step.slots, key)
-        if not spec.value_in_key:
+        if spec.source is None:
+            _store(keys, self._step.slots, key)
+        if spec.source is None and not spec.value_in_key:
             _store(values, self._step.slots, value)
         if self._backend.batch_invariant:
             if spec.mask not in self._blocks:

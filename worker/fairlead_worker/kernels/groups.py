@@ -21,21 +21,22 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple
     A window or chunk that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one
     reads.
     """
-    windowed = [_is_windowed(layer, max_model_len) for layer in layers]
+    own = [number for number, layer in enumerate(layers) if layer.source is None]
+    windowed = [_is_windowed(layers[number], max_model_len) for number in own]
     full = windowed.count(False)
-    if full == len(layers):
+    if full == len(own):
         return (), "no layer has a window below --max-model-len"
-    if len({layer.chunk for layer, has_window in zip(layers, windowed, strict=True) if has_window}) > 1:
+    if len({layers[number].chunk for number, has_window in zip(own, windowed, strict=True) if has_window}) > 1:
         return (), "its layers have chunks of several sizes"
     if len({(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) > 1:
         return (), "its layers have keys and values of several sizes"
     if not full:
         return (0,) * len(layers), ""
-    groups = 1 + -(-(len(layers) - full) // full)
-    if groups * full > WASTE * len(layers):
-        return (), f"{full} layers read all tokens and {len(layers) - full} a window, which do not fit into pages of one size"
-    before = [sum(windowed[:place]) for place in range(len(layers))]
-    return tuple(1 + before[place] // full if has_window else 0 for place, has_window in enumerate(windowed)), ""
+    groups = 1 + -(-(len(own) - full) // full)
+    if groups * full > WASTE * len(own):
+        return (), f"{full} layers read all tokens and {len(own) - full} a window, which do not fit into pages of one size"
+    of = {number: 1 + sum(windowed[:place]) // full if windowed[place] else 0 for place, number in enumerate(own)}
+    return tuple(of[number if layer.source is None else layer.source] for number, layer in enumerate(layers)), ""
 
 
 def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool, has_host_tier: bool) -> tuple[tuple[int, ...], str]:

@@ -95,7 +95,8 @@ class ReferenceStep:
         backend, scale = self._backend, self._backend.spec.scale(layer)
         spec = backend.spec.layers[layer]
         keys, values = backend.keys[layer], backend.values[layer]
-        backend.store(layer, self._step.slots, key, value)
+        if spec.source is None:
+            backend.store(layer, self._step.slots, key, value)
         if scale != 1:
             spec = replace(spec, scaling=spec.scaling * scale)
         if spec.mask not in self._groups:
