@@ -1,4 +1,4 @@
-"""Models with sliding windows of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
+"""Models with sliding windows or chunks of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
 
 from functools import cache
 from pathlib import Path
@@ -18,11 +18,13 @@ from fairlead_worker.model.loader import load_model
 
 WINDOW = 32
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
+_WINDOW = {"sliding_window": WINDOW}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gemma2": ("gemma2", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
-    "gemma3": ("gemma3", {}, "4 groups of layers, of which 3 keep the last 32 tokens"),
-    "gpt_oss": ("gpt_oss", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
-    "mistral": ("mistral", {}, "1 group of layers, which keeps the last 32 tokens"),
+    "gemma2": ("gemma2", _WINDOW, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "gemma3": ("gemma3", _WINDOW, "4 groups of layers, of which 3 keep the last 32 tokens"),
+    "gpt_oss": ("gpt_oss", _WINDOW, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "llama4": ("llama4 (text)", {"attention_chunk_size": WINDOW}, "4 groups of layers, of which 3 keep the latest chunk of 32 tokens"),
+    "mistral": ("mistral", _WINDOW, "1 group of layers, which keeps the last 32 tokens"),
 }
 OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 
@@ -36,7 +38,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def make_case(name: str) -> Case:
     family, changes, _ = MODELS[name]
     with TemporaryDirectory() as folder:
-        model = save_model(family, Path(folder), sliding_window=WINDOW, **changes)
+        model = save_model(family, Path(folder), **changes)
         return Case(name, load_model(folder), PROMPTS, generate(model, PROMPTS))
 
 
@@ -60,7 +62,7 @@ def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: 
 @pytest.mark.parametrize("settings", [{}, {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}])
 def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
     """With too few pages, requests are preempted and prefixes are evicted, in part or whole. The rest is reused."""
-    pages = {"mistral": 30, "gemma3": 50}.get(case.family, 60)
+    pages = {"mistral": 30, "gemma3": 50, "llama4": 50}.get(case.family, 60)
     engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=OPTIMIST | settings)
     for _ in range(2):
         assert engine.serve(case.prompts) == case.expected
@@ -69,7 +71,7 @@ def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
     assert not settings or (load.drafts is not None and load.drafts.tokens)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "gpt_oss", "llama4"])
 def test_batch_invariant(family: str) -> None:
     case = make_case(family)
     fix_rows(case.loaded.model)

@@ -26,6 +26,7 @@ def _rope(*sections: int) -> dict[str, Any]:
 _OF_TEXT = {
     "aya_vision": {"sliding_window": 48},
     "cohere2_vision": {"sliding_window": 48},
+    "llama4": SERVED["llama4 (text)"].settings,
     "qwen2_vl": _rope(2, 3, 3),
     "qwen2_5_vl": _rope(2, 3, 3),
     "qwen3_5": SERVED["qwen3_5 (text)"].settings | _rope(2, 1, 1),

@@ -67,7 +67,7 @@ class FixedExperts:
         """Return [T, width] for tokens [T, width], their experts [T, choices] and the weights of these."""
         chosen, choices = top_k_index.flatten(), top_k_index.shape[1]
         answers = hidden_states.new_empty(len(chosen), hidden_states.shape[1])
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.tolist())):
             places = (chosen == expert).nonzero()[:, 0]
             answers[places] = FixedRows(partial(self._answer, expert), self.rows)(hidden_states[places // choices])
         return sum_choices(answers, top_k_weights)
@@ -85,10 +85,10 @@ def fix_rows(model: PreTrainedModel) -> int:
     rows, fixed = ROWS.get(model.device.type, GPU_ROWS), 0
     for layer in model.modules():
         named: Any = layer
-        if isinstance(layer, nn.Linear | Conv1D | LowBitLinear):
-            named.forward, fixed = FixedRows(named.forward, rows), fixed + 1
-        elif model.device.type == "cpu" and type(layer).__name__.lower().endswith("router"):
+        if model.device.type == "cpu" and type(layer).__name__.lower().endswith("router"):
             named.forward = FixedRouter(named.forward, rows)
+        elif isinstance(layer, nn.Linear | Conv1D | LowBitLinear):
+            named.forward, fixed = FixedRows(named.forward, rows), fixed + 1
         elif model.device.type == "cpu" and is_experts(layer):
             named.forward = FixedExperts(named.forward, rows)
     return fixed

@@ -22,6 +22,7 @@ WRAPPERS: Final = {
     "cohere2_vision": "cohere2",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",

@@ -7,6 +7,7 @@ from typing import Any
 from fairlead_worker.model.decoder import AFTER, Definition, windows_of
 from fairlead_worker.model.layers.mlp import PlainMlp
 from fairlead_worker.model.layers.norm import LayerNorm
+from fairlead_worker.model.layers.rotary import QueryGrowth
 
 
 def llama(config: Any) -> Definition:
@@ -24,8 +25,9 @@ def mistral(config: Any) -> Definition:
 def ministral3(config: Any) -> Definition:
     """Queries grow beyond the original context."""
     rope = config.rope_parameters
-    growth = (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) if rope.get("llama_4_scaling_beta") else None
-    return replace(mistral(config), growth=growth)
+    if not (factor := rope.get("llama_4_scaling_beta")):
+        return mistral(config)
+    return replace(mistral(config), growth=QueryGrowth(factor, rope["original_max_position_embeddings"]))
 
 
 def qwen2(config: Any) -> Definition:
@@ -45,7 +47,7 @@ def smollm3(config: Any) -> Definition:
 
     Layers of the type `sliding_attention` have the window without `use_sliding_window` too, as in the masks of transformers.
     """
-    return Definition.read(config, windows=windows_of(config), ropes=tuple("" if turned else None for turned in config.no_rope_layers))
+    return Definition.read(config, windows=windows_of(config), ropes=tuple("" if has_rope else None for has_rope in config.no_rope_layers))
 
 
 def ernie(config: Any) -> Definition:

@@ -13,10 +13,12 @@ from fairlead_worker.model.families import (
     deepseek,
     experts,
     gemma,
+    gemma_shared,
     glm,
     granite,
     lfm2,
     llama,
+    llama4,
     longcat,
     mamba,
     mamba1,
@@ -52,6 +54,9 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
+    "gemma3n_text": gemma_shared.gemma3n,
+    "gemma4_text": gemma_shared.gemma4,
+    "gemma4_unified_text": gemma_shared.gemma4,
     "glm": glm.glm,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
@@ -66,6 +71,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,
+    "llama4_text": llama4.llama4,
     "longcat_flash": longcat.longcat_flash,
     "mamba": mamba1.mamba,
     "mamba2": mamba.mamba2,
@@ -75,9 +81,11 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
+    "nemotron": nemotron.nemotron,
     "nemotron_h": nemotron.nemotron_h,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
+    "olmo_hybrid": qwen_hybrid.olmo_hybrid,
     "olmoe": experts.olmoe,
     "phi3": llama.phi3,
     "qwen2": llama.qwen2,
@@ -116,7 +124,7 @@ def _computes(definition: Definition) -> bool:
 @cache
 def _decoder_class(model_type: str, config_class: type[PreTrainedConfig]) -> type[Decoder]:
     family = AutoModelForCausalLM._model_mapping[config_class]
-    prefix = family.base_model_prefix
+    prefix = "model" if family.base_model_prefix == "language_model" else family.base_model_prefix  # Llama 4 says so, and has `model`
     members = {
         "define": staticmethod(DECODERS[model_type]),
         "config_class": config_class,
