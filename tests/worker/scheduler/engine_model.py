@@ -14,7 +14,8 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.grouped import GroupedLease, GroupedPrefixCache, PageTable, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped_lease import GroupedLease, PageTable
 from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
@@ -433,10 +434,10 @@ class EngineModel:
         shown = set[Node]()
         for node in nodes:
             if not node.depth * size % cache.block_tokens and cache.is_resumable(node):
-                above = cache._last_block(node.parent)
+                above = cache.shown.last_block(node.parent)
                 if above.parent is None or above in shown:
                     shown.add(node)
-        assert shown == cache._shown, "a block is shown while a request can continue after it and all blocks before it"
+        assert shown == cache.shown.nodes, "a block is shown while a request can continue after it and all blocks before it"
 
     def _check_groups_kv(self, cache: GroupedPrefixCache) -> None:
         values = {root: root_value(root.chain, root in cache._adapter_roots.values()) for root in cache.roots()}
@@ -541,7 +542,7 @@ class EngineModel:
             node.chain for node in self.cache.nodes() if node.depth and not node.depth * self.cache.page_size % self.cache.block_tokens
         }
         if isinstance(self.cache, GroupedPrefixCache):
-            shown = {node.chain for node in self.cache._shown}
+            shown = {node.chain for node in self.cache.shown.nodes}
         if isinstance(self.cache, StatePrefixCache):
             above = set()
             for node in self.cache.slots()[1]:
