@@ -50,16 +50,20 @@ def smollm3(config: Any) -> Definition:
     return Definition.read(config, windows=windows_of(config), ropes=tuple("" if has_rope else None for has_rope in config.no_rope_layers))
 
 
-def ernie(config: Any) -> Definition:
+def ernie(config: Any, **different: Any) -> Definition:
     biased = config.use_bias
-    return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True)
+    return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True, **different)
+
+
+def helium(config: Any) -> Definition:
+    return Definition.read(config, output_bias=False, interleaved=True)
 
 
 def phi3(config: Any) -> Definition:
     return Definition.read(config, windows=windows_of(config), stacked=True, partial_rope=True)
 
 
-def exaone4(config: Any) -> Definition:
+def exaone4(config: Any, **different: Any) -> Definition:
     """Norms after the sublayers; layers that see all tokens have no positions, if others have windows."""
     windows = windows_of(config)
     hybrid = config.sliding_window is not None
@@ -67,10 +71,10 @@ def exaone4(config: Any) -> Definition:
         config,
         windows=windows,
         ropes=tuple("" if window or not hybrid else None for window in windows),
-        norms=AFTER,
         head_norms="each",
         bias=False,
         output_bias=False,
+        **{"norms": AFTER, **different},
     )
 
 
