@@ -83,6 +83,7 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
         ("jamba", "its plan divides its experts alone"),
         ("nemotron_h", "the experts model.layers.1.mixer.experts are not of gate_up_proj"),
         ("llama4 (text)", "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
+        ("kimi_linear", "model.layers.0.self_attn.conv1d is no plain linear layer"),
         ("olmo_hybrid", "its plan has model.layers.3.self_attn.q_proj as colwise_gather_output"),
         ("falcon_h1", "no tensor-parallel plan"),
         ("mamba2", "no tensor-parallel plan"),

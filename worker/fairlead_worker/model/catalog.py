@@ -336,6 +336,21 @@ SERVED: Final[Mapping[str, Family]] = {
         mechanisms="recurrent states, experts",
     ),
     "jetmoe": Family("jetmoe", _LOCAL, mechanisms="experts"),
+    "kimi_linear": Family(
+        "kimi_linear",
+        {
+            **_LATENT,
+            **_LOCAL,
+            "q_lora_rank": None,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+        },
+        path="layers",
+        mechanisms="recurrent states, latents, experts",
+    ),
     "kolibri1": Family(
         "kolibri1",
         {**_HEADS, **_LOCAL, **_WINDOWS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},

@@ -74,6 +74,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
     "jamba": mamba1.jamba,
+    "kimi_linear": deepseek.kimi_linear,
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,
     "llama": llama.llama,

@@ -4,7 +4,7 @@ A head's state S [key_dim, value_dim] maps keys to values. A token with key k an
 a is its decay and b how far the value is corrected; its output is S'^T q.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,10 +36,11 @@ class DeltaShape:
 
 
 class GatedNorm(nn.Module):
-    """weight * x / sqrt(mean(x²) + eps) * silu(gate), in float32."""
+    """weight * x / sqrt(mean(x²) + eps) * activation(gate), in float32."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
 
@@ -48,7 +49,7 @@ class GatedNorm(nn.Module):
         wide = states.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         weighted = self.weight * normed.to(states.dtype)
-        return (weighted * functional.silu(gate.float())).to(states.dtype)
+        return (weighted * self.activation(gate.float())).to(states.dtype)
 
 
 class GatedDelta(nn.Module):
@@ -80,11 +81,18 @@ class GatedDelta(nn.Module):
         """
         raise NotImplementedError
 
+    def log_decay(self, decay: torch.Tensor) -> torch.Tensor:
+        """Return logarithms of decays [T, heads] in float32."""
+        return -self.A_log.float().exp() * functional.softplus(decay.float() + self.dt_bias)
+
+    def run(self, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do what `advance_chunks` says."""
+        return advance_token(*parts) if parts[0].shape[2] == 1 else advance_chunks(*parts)
+
     def forward(self, states: torch.Tensor, context: RecurrentContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
         mixed, gate, correction, decay = self.project(states)
-        log_decay = -self.A_log.float().exp() * functional.softplus(decay.float() + self.dt_bias)
-        mixed = context.scan(self, mixed, log_decay, correction.sigmoid() * self.shape.correction)
+        mixed = context.scan(self, mixed, self.log_decay(decay), correction.sigmoid() * self.shape.correction)
         normed = getattr(self, self.NORM)(mixed, torch.unflatten(gate, -1, mixed.shape[1:]))
         out: torch.Tensor = getattr(self, self.OUT)(normed.flatten(1))
         return out
@@ -103,9 +111,7 @@ class GatedDelta(nn.Module):
             log_decay,
             correction.float(),
         ]
-        query, key, value, log_decay, correction = (part.transpose(1, 2) for part in parts)
-        run = advance_token if mixed.shape[1] == 1 else advance_chunks
-        values, state = run(query, key, value, log_decay, correction, states[1])
+        values, state = self.run(*(part.transpose(1, 2) for part in parts), states[1])
         return values.transpose(1, 2).to(mixed.dtype), (last, state)
 
 

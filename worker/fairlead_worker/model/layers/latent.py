@@ -55,6 +55,7 @@ PLAN = {
     **dict.fromkeys((f"layers.*.self_attn.{name}" for name in ("q_proj", "q_b_proj", "kv_b_proj")), "colwise"),
     "layers.*.self_attn.kv_a_proj_with_mqa": "replicate",
     "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.self_attn.conv1d": "colwise",  # of Kimi's recurrent layers, for which it is refused
 }
 """Of tensor parallelism: ranks share the heads, and each has all latents."""
 
@@ -108,8 +109,8 @@ class LatentAttention(Projections):
         weight = (read(0, self.kv_b_proj.out_features) * sizes.kv_scale).to(dtype)
         self.kv_b_proj = Absorbed(weight.view(self.spec.heads, -1, sizes.kv_lora_rank), sizes.qk_nope_head_dim)
 
-    def forward(self, states: torch.Tensor, rotation: StepRotation, context: StepContext) -> torch.Tensor:
-        """Return [T, width] for states [T, width]. rotation: rotates queries and keys."""
+    def forward(self, states: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:
+        """Return [T, width] for states [T, width]. rotation: rotates queries and keys; None: they have no positions."""
         sizes, absorbed = self.latent, self.kv_b_proj
         query, latent = self.project(states)
         if self.q_proj is None:
@@ -117,7 +118,8 @@ class LatentAttention(Projections):
         query = torch.unflatten(query, -1, (-1, sizes.query))
         plain, rotated = query[..., : sizes.qk_nope_head_dim], query[..., sizes.qk_nope_head_dim :]
         latent, shared = latent[:, None, : sizes.kv_lora_rank], latent[:, None, sizes.kv_lora_rank :]
-        rotated, shared = rotation(rotated, shared)
+        if rotation is not None:
+            rotated, shared = rotation(rotated, shared)
         query = torch.cat((absorbed.query(plain), rotated), -1)
         key = torch.cat((self.kv_a_layernorm(latent), shared), -1)
         attended = context.attend(self.index, query, key, key[..., : sizes.kv_lora_rank])
