@@ -82,13 +82,13 @@ class LayerSpec:
     """Factor on query times key."""
     window: int | None = None
     """A query at position p sees positions p - window + 1 to p; None: all up to p."""
-    chunk: int | None = None
-    """A query at position p sees positions p // chunk * chunk to p; None: see `window`."""
     softcap: float | None = None
     """Scores become `softcap * tanh(scores / softcap)` before the mask."""
     sinks: tuple[float, ...] | None = field(default=None, compare=False)
     """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it). Not
     compared: what layers of one kind share is planned once."""
+    chunk: int | None = None
+    """A query at position p sees positions p // chunk * chunk to p; None: see `window`."""
     source: int | None = field(default=None, compare=False)
     """The earlier layer whose stored keys and values it reads (Gemma 3n and 4); None: it stores its own. In a step it gets those of that
     layer."""

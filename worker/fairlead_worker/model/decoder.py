@@ -171,7 +171,7 @@ class Definition:
             return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
         chunk = self.chunks[layer] if self.chunks else None
-        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, self.windows[layer], chunk, self.softcap)
+        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, self.windows[layer], self.softcap, chunk=chunk)
 
     @classmethod
     def without_attention(cls, config: Any, **different: Any) -> "Definition":

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,10 +9,8 @@ from torch import nn
 
 from fairlead_worker.kernels.base import StepContext
 from fairlead_worker.model.decoder import AROUND, Body, Definition, windows_of
-from fairlead_worker.model.layers.altup import AltUp, Laurel, SparseMlp
-from fairlead_worker.model.layers.mlp import ACTIVATIONS, GatedMlp
+from fairlead_worker.model.layers.mlp import ACTIVATIONS
 from fairlead_worker.model.layers.norm import RmsNorm
-from fairlead_worker.model.layers.rotary import StepRotation
 from fairlead_worker.model.layers.sharing import SharedKv, SharingAttention
 
 
@@ -43,74 +40,6 @@ class GemmaLayer(nn.Module):
             self.per_layer_projection(self.activation(self.per_layer_input_gate(states)) * own)
         )
         return out
-
-
-class Gemma4Layer(GemmaLayer):
-    """With experts beside the MLP in some models."""
-
-    def __init__(self, definition: Definition, index: int) -> None:
-        super().__init__(definition, index)
-        config = definition.config
-        self.layer_scalar = nn.Buffer(torch.ones(1))
-        self.has_experts = bool(getattr(config, "enable_moe_block", False))
-        if self.has_experts:
-            module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-            self.router, self.experts = module.Gemma4TextRouter(config), module.Gemma4TextExperts(config)
-            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.pre_feedforward_layernorm_2 = (
-                definition.make_norm(definition.width) for _ in range(3)
-            )
-
-    def make_mlp(self, config: Any, index: int) -> nn.Module:
-        wide = getattr(config, "use_double_wide_mlp", False) and _modes(config)[index] == "reuse"
-        return GatedMlp(config.hidden_size, config.intermediate_size * (1 + wide), config.hidden_activation)
-
-    def forward(
-        self, states: torch.Tensor, own: torch.Tensor | None, rotation: StepRotation, context: StepContext, shared: SharedKv
-    ) -> torch.Tensor:
-        """Return [T, width] for states [T, width]."""
-        mixed = self.self_attn.attend(self.input_layernorm(states), rotation, context, shared)
-        states = states + self.post_attention_layernorm(mixed)
-        out = self.mlp(self.pre_feedforward_layernorm(states))
-        if self.has_experts:
-            _, weights, index = self.router(states)
-            routed = self.experts(self.pre_feedforward_layernorm_2(states), index, weights)
-            out = self.post_feedforward_layernorm_1(out) + self.post_feedforward_layernorm_2(routed)
-        states = states + self.post_feedforward_layernorm(out)
-        if own is not None:
-            states = states + self.add_own(states, own)
-        return states * self.layer_scalar
-
-
-class Gemma3nLayer(GemmaLayer):
-    """States [inputs, T, width] by alternating updates."""
-
-    def __init__(self, definition: Definition, index: int) -> None:
-        super().__init__(definition, index)
-        config, width = definition.config, definition.width
-        self.altup = AltUp(width, config.altup_num_inputs, config.altup_active_idx, config.rms_norm_eps)
-        self.laurel = Laurel(width, config.laurel_rank, config.rms_norm_eps)
-        self.scales = config.altup_correct_scale
-
-    def make_mlp(self, config: Any, index: int) -> nn.Module:
-        inner, sparsity = config.intermediate_size[index], config.activation_sparsity_pattern[index]
-        if sparsity > 0:
-            return SparseMlp(config.hidden_size, inner, config.hidden_activation, sparsity)
-        return GatedMlp(config.hidden_size, inner, config.hidden_activation)
-
-    def forward(
-        self, states: torch.Tensor, own: torch.Tensor, rotation: StepRotation, context: StepContext, shared: SharedKv
-    ) -> torch.Tensor:
-        """Return [inputs, T, width] for states of this shape."""
-        predictions = self.altup.predict(states)
-        active = predictions[self.altup.active]
-        normed = self.input_layernorm(active)
-        mixed = self.post_attention_layernorm(self.self_attn.attend(normed, rotation, context, shared))
-        active = (active + mixed + self.laurel(normed)) * 2**-0.5
-        active = active + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(active)))
-        states = self.altup.correct(predictions, active)
-        first = states[self.altup.active]
-        states[1:] += self.add_own(first * self.altup.correct_output_scale if self.scales else first, own)
-        return states
 
 
 class GemmaBody(Body):
@@ -160,20 +89,7 @@ class GemmaBody(Body):
         return [first, *(other * length / other.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt() for other in others)]
 
 
-def gemma3n(config: Any) -> Definition:
-    return _define(config, Gemma3nLayer)
-
-
-def gemma4(config: Any) -> Definition | None:
-    """Layers that see all tokens have other heads, and may have keys that are values too."""
-    config.allow_global_per_layer_attribute_access = True  # of heads: `_make_attention` reads those of each layer
-    rope = config.rope_parameters["full_attention"]
-    if rope["rope_type"] == "default" or config.use_bidirectional_attention == "all":
-        return None  # the frequencies would be of smaller heads; or it is an encoder
-    return _define(config, Gemma4Layer)
-
-
-def _define(config: Any, layer: type[GemmaLayer]) -> Definition:
+def define_gemma(config: Any, layer: type[GemmaLayer]) -> Definition:
     return Definition.read(
         config,
         inner=0,
@@ -191,14 +107,14 @@ def _define(config: Any, layer: type[GemmaLayer]) -> Definition:
     )
 
 
-def _modes(config: Any) -> list[str | None]:
+def sharing_modes(config: Any) -> list[str | None]:
     """Return of each layer whether it stores keys and values that others may read ("store") or reads them ("reuse")."""
     modes: list[str | None] = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
     return modes
 
 
 def _make_attention(definition: Definition, index: int) -> SharingAttention:
-    config, modes, kinds = definition.config, _modes(definition.config), definition.config.layer_types
+    config, modes, kinds = definition.config, sharing_modes(definition.config), definition.config.layer_types
     try:
         own = config.per_layer_config[index]
     except (AttributeError, ValueError):
