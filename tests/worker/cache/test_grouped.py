@@ -10,7 +10,8 @@ from tests.worker.cache.test_cache import ROOT, cached_pages, tokens
 from tests.worker.cache.test_promises import apply
 
 from fairlead_index.hashing import block_hashes, extend
-from fairlead_worker.cache.grouped import GroupedLease, GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped_lease import GroupedLease
 from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.pages import OutOfPages, PagePool
 
@@ -162,7 +163,7 @@ def test_a_short_pool_lets_a_chunk_be_shorter() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    groups=st.builds(CacheGroups, full=st.integers(0, 1), windowed=st.integers(1, 3), window=st.integers(1, 14)),
+    groups=st.builds(CacheGroups, full=st.integers(0, 1), windowed=st.integers(1, 3), window=st.integers(1, 14), chunked=st.booleans()),
     room=st.sampled_from([14, 20, 1000]),
     block_pages=st.integers(1, 3),
     chunk=st.sampled_from([1, 4, 9, 50]),
@@ -181,7 +182,7 @@ def test_hits_and_events_are_those_of_a_simple_model(groups, room, block_pages, 
                 memory[table[place // PAGE], place % PAGE] = (group, *prompt[: place + 1])
         for place in range(start, start + count):
             for group, table in enumerate(tables):
-                first = max(0, place - groups.window + 1) if group >= groups.full else 0
+                first = groups.first_token(place) if group >= groups.full else 0
                 for seen in range(first, place + 1):
                     assert memory[table[seen // PAGE], seen % PAGE] == (group, *prompt[: seen + 1])
 

@@ -145,7 +145,7 @@ def test_a_model_that_is_too_large_is_refused_with_what_would_help(tmp_path: Pat
     assert fits.served and fits.streams == 1
 
 
-@pytest.mark.parametrize("name", ["gptj", "llama4_text", "doge", "deepseek_v32"])
+@pytest.mark.parametrize("name", ["gptj", "minimax", "doge", "deepseek_v32"])
 def test_a_family_that_a_worker_refuses_is_refused_with_its_words(name: str, tmp_path: Path) -> None:
     refused = REFUSED[name]
     AutoModelForCausalLM.from_config(AutoConfig.for_model(refused.model_type, **refused.config)).save_pretrained(tmp_path)

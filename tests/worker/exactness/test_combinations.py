@@ -8,9 +8,9 @@ from itertools import combinations, product
 
 import pytest
 from tests.models import save_model
+from tests.worker.exactness.cases import Case as Family
 from tests.worker.exactness.harness import NEW_TOKENS, Engine, generate, make_prompts
 from tests.worker.exactness.pairwise import Case, pairwise
-from tests.worker.exactness.test_exactness import Case as Family
 from tests.worker.exactness.test_speculation import half_as_good
 
 from fairlead_common.scheduling_policy import POLICIES

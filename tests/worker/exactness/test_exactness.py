@@ -1,40 +1,16 @@
 """Greedy output equals transformers' `generate`, token for token, in float32, for any chunks, batch, cache and preemptions."""
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
-from tests.models import FAMILIES, save_model
-from tests.worker.exactness.harness import LENGTHS, NEW_TOKENS, Engine, generate, make_prompts
-
-from fairlead_worker.model.loader import LoadedModel, load_model
+from tests.models import FAMILIES
+from tests.worker.exactness.cases import Case, check_alone, check_cold_and_warm, make_case
+from tests.worker.exactness.harness import LENGTHS, NEW_TOKENS, Engine
 
 CHUNKS = {"16": 16, "64": 64, "512": 512, "off": 0}
-
-
-@dataclass
-class Case:
-    """One family: the model as served, and what it ought to say."""
-
-    family: str
-    loaded: LoadedModel
-    prompts: list[list[int]]
-    expected: list[list[int]]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param)
-
-
-@cache
-def make_case(family: str) -> Case:
-    """Return the case of a family, the same one for all tests: `generate` takes seconds."""
-    with TemporaryDirectory() as folder:
-        model = save_model(family, Path(folder))
-        return Case(family, load_model(folder), make_prompts(), generate(model, make_prompts()))
 
 
 def test_the_expected_text_is_varied(case: Case) -> None:
@@ -45,19 +21,12 @@ def test_the_expected_text_is_varied(case: Case) -> None:
 
 
 def test_alone(case: Case) -> None:
-    engine = Engine(case.loaded, chunk=0)
-    # A root of its own for each prompt: no KV is shared.
-    assert [engine.serve([prompt], root=i)[0] for i, prompt in enumerate(case.prompts)] == case.expected
+    check_alone(case)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS.values(), ids=CHUNKS)
 def test_batched_cold_and_warm(case: Case, chunk: int) -> None:
-    engine = Engine(case.loaded, chunk)
-    assert engine.serve(case.prompts) == case.expected
-    warm = engine.serve_counted(case.prompts)
-    assert [tokens for tokens, _ in warm] == case.expected
-    # All whole pages short of the last prompt token, which is always computed.
-    assert [cached for _, cached in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    engine = check_cold_and_warm(case, chunk)
     assert chunk == 0 or engine.mixed_steps > 10
 
 

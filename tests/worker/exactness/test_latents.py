@@ -1,8 +1,6 @@
 """Models whose KV are latents: the same tokens as `generate` in any batch, cache and form of the weights, in pages of the latents' size."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -10,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
 from tests.models import build_model, save_model
+from tests.worker.exactness.cases import NGRAM, Case, check_alone, check_cold_and_warm, check_preempted, make_case
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.exactness.test_exactness import Case
 from tests.worker.kernels.test_attention import needs_library
 from tests.worker.model.checkpoints import Form, blocks, save_quantized
 
@@ -24,45 +22,27 @@ from fairlead_worker.model.loader import load_model
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 777]
 LATENT = 32 + 8
 """Numbers of a token in a layer: those of the latent, and of the rotated part of the key."""
-OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 
 
 @pytest.fixture(scope="module", params=["deepseek_v3", "youtu"])
 def case(request: pytest.FixtureRequest) -> Case:
-    return make_case(request.param)
-
-
-@cache
-def make_case(family: str) -> Case:
-    with TemporaryDirectory() as folder:
-        model = save_model(family, Path(folder))
-        return Case(family, load_model(folder), PROMPTS, generate(model, PROMPTS))
+    return make_case(request.param, 777)
 
 
 def test_alone(case: Case) -> None:
-    engine = Engine(case.loaded, chunk=0)
-    assert [engine.serve([prompt], root=i)[0] for i, prompt in enumerate(case.prompts)] == case.expected
+    check_alone(case)
 
 
 @pytest.mark.parametrize(
     ("chunk", "page_size", "backend"), [(16, 16, "auto"), (64, 4, "auto"), (512, 16, "cpu"), (64, 5, "reference"), (0, 64, "auto")], ids=str
 )
 def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: str) -> None:
-    engine = Engine(case.loaded, chunk, pages=16384 // page_size, page_size=page_size, backend=backend)
-    assert engine.serve(case.prompts) == case.expected
-    warm = engine.serve_counted(case.prompts)
-    assert [tokens for tokens, _ in warm] == case.expected
-    assert [cached for _, cached in warm] == [(len(prompt) - 1) // page_size * page_size for prompt in PROMPTS]
+    check_cold_and_warm(case, chunk, page_size, backend)
 
 
-@pytest.mark.parametrize("settings", [{}, {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}])
+@pytest.mark.parametrize("settings", [{}, NGRAM])
 def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
-    engine = Engine(case.loaded, chunk=64, pages=200, page_size=4, settings=OPTIMIST | settings)
-    for _ in range(2):
-        assert engine.serve(case.prompts) == case.expected
-    load = engine.scheduler.load()
-    assert load.preemptions and load.evicted_pages > load.pages_total
-    assert not settings or (load.drafts is not None and load.drafts.tokens)
+    check_preempted(case, 200, **settings)
 
 
 def test_prefixes_come_back_from_the_host(case: Case) -> None:
@@ -86,7 +66,7 @@ def test_pages_hold_latents_alone(case: Case, backend: str) -> None:
 
 @needs_library
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
-    case = make_case("youtu")
+    case = make_case("youtu", 777)
     check_invariance(Engine(case.loaded, chunk=64, deterministic=True).runner)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models import FAMILIES, save_model
+from tests.worker.exactness.cases import Case, make_case
 from tests.worker.exactness.harness import LENGTHS, Engine
-from tests.worker.exactness.test_exactness import Case, make_case
 
 from fairlead_worker.model.loader import LoadedModel, load_model
 

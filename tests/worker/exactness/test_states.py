@@ -1,58 +1,37 @@
 """Models with recurrent layers: the cache of states changes no token, and gives hits that are as long as its blocks allow."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.lora import save_adapter
-from tests.models import build_model, save_model
-from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.exactness.test_exactness import Case
+from tests.models import build_model
+from tests.worker.exactness.cases import Case, check_cold_and_warm, check_preempted, make_case
+from tests.worker.exactness.harness import Engine, generate
 
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.model.loader import load_model
 
-PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
 MODELS = ["qwen3_next", "falcon_h1", "mamba2", "jamba"]
-OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> Case:
-    return make_case(request.param)
-
-
-@cache
-def make_case(name: str) -> Case:
-    with TemporaryDirectory() as folder:
-        model = save_model(name, Path(folder))
-        return Case(name, load_model(folder), PROMPTS, generate(model, PROMPTS))
+    return make_case(request.param, 333)
 
 
 @pytest.mark.parametrize(
     ("chunk", "page_size", "backend"), [(0, 16, "auto"), (16, 16, "auto"), (64, 4, "cpu"), (512, 5, "reference")], ids=str
 )
 def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: str) -> None:
-    engine = Engine(case.loaded, chunk, pages=16384 // page_size, page_size=page_size, backend=backend)
-    assert engine.serve(case.prompts) == case.expected
-    warm = engine.serve_counted(case.prompts)
-    assert [tokens for tokens, _ in warm] == case.expected
-    block = 2 * page_size
-    assert [cached for _, cached in warm] == [(len(prompt) - 1) // block * block for prompt in PROMPTS]
+    check_cold_and_warm(case, chunk, page_size, backend)
 
 
 def test_preempted_and_evicted(case: Case) -> None:
-    """With too few pages and snapshots, requests are preempted and prefixes are evicted. The rest is reused."""
-    engine = Engine(case.loaded, chunk=64, pages=100, page_size=4, snapshots=6, settings=OPTIMIST | {"max_num_seqs": 256})
-    for _ in range(2):
-        assert engine.serve(case.prompts) == case.expected
-    load = engine.scheduler.load()
-    assert load.preemptions and load.evicted_pages > load.pages_total and load.cached_tokens
+    """With too few snapshots too. The rest is reused."""
+    assert check_preempted(case, 100, snapshots=6, max_num_seqs=256).cached_tokens
 
 
 def test_a_host_tier_keeps_pages_whose_states_are_on_the_device() -> None:
-    case = make_case("qwen3_next")
+    case = make_case("qwen3_next", 333)
     chosen = [place for place, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
     engine = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=500)
     for _ in range(2):
@@ -62,7 +41,7 @@ def test_a_host_tier_keeps_pages_whose_states_are_on_the_device() -> None:
 
 
 def test_a_conversation_that_grows_is_computed_once() -> None:
-    case = make_case("qwen3_next")
+    case = make_case("qwen3_next", 333)
     engine, text = Engine(case.loaded, chunk=64), list(case.prompts[10])
     for _ in range(4):
         [(answer, cached)] = engine.serve_counted([text], max_tokens=40)
@@ -77,7 +56,7 @@ def test_a_conversation_that_grows_is_computed_once() -> None:
 def test_adapters_of_recurrent_layers(family: str, targets: list[str], tmp_path: Path) -> None:
     """In steps with rows that have none."""
     merged = save_adapter(build_model(family), tmp_path, 0, targets=targets)
-    case = make_case(family)
+    case = make_case(family, 333)
     adapters = AdapterSet(case.loaded, 1, 64)
     adapters.load(1, "a", "file:///a", tmp_path)
     prompts = case.prompts[4:12]

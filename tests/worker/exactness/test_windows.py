@@ -1,76 +1,62 @@
-"""Models with sliding windows of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
+"""Models with sliding windows or chunks of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
 
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from tests.models import save_model
-from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.exactness.test_exactness import Case
+from tests.worker.exactness.cases import NGRAM, Case, check_alone, check_cold_and_warm, check_preempted, make_case
+from tests.worker.exactness.harness import Engine
 
 from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.execution.batch_invariance import check_invariance
 from fairlead_worker.execution.runner_builder import RunnerBuilder
+from fairlead_worker.model.fixed_rows import fix_rows
 from fairlead_worker.model.loader import load_model
 
 WINDOW = 32
-PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
+_WINDOW = {"sliding_window": WINDOW}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gemma2": ("gemma2", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
-    "gemma3": ("gemma3", {}, "4 groups of layers, of which 3 keep the last 32 tokens"),
-    "gpt_oss": ("gpt_oss", {}, "2 groups of layers, of which 1 keep the last 32 tokens"),
-    "mistral": ("mistral", {}, "1 group of layers, which keeps the last 32 tokens"),
+    "gemma2": ("gemma2", _WINDOW, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "gemma3": ("gemma3", _WINDOW, "4 groups of layers, of which 3 keep the last 32 tokens"),
+    "gpt_oss": ("gpt_oss", _WINDOW, "2 groups of layers, of which 1 keep the last 32 tokens"),
+    "llama4": ("llama4 (text)", {"attention_chunk_size": WINDOW}, "4 groups of layers, of which 3 keep the latest chunk of 32 tokens"),
+    "mistral": ("mistral", _WINDOW, "1 group of layers, which keeps the last 32 tokens"),
 }
-OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> Case:
-    return make_case(request.param)
+    return windowed(request.param)
 
 
-@cache
-def make_case(name: str) -> Case:
+def windowed(name: str) -> Case:
     family, changes, _ = MODELS[name]
-    with TemporaryDirectory() as folder:
-        model = save_model(family, Path(folder), sliding_window=WINDOW, **changes)
-        return Case(name, load_model(folder), PROMPTS, generate(model, PROMPTS))
+    return make_case(family, 333, **changes)
 
 
 def test_alone(case: Case) -> None:
-    engine = Engine(case.loaded, chunk=0)
-    assert engine.runner.kv_groups == MODELS[case.family][2]
-    assert [engine.serve([prompt], root=i)[0] for i, prompt in enumerate(case.prompts)] == case.expected
+    assert check_alone(case).runner.kv_groups in {groups for family, _, groups in MODELS.values() if family == case.family}
 
 
 @pytest.mark.parametrize(
     ("chunk", "page_size", "backend"), [(16, 16, "auto"), (64, 4, "auto"), (64, 16, "cpu"), (64, 5, "reference")], ids=str
 )
 def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: str) -> None:
-    engine = Engine(case.loaded, chunk, pages=16384 // page_size, page_size=page_size, backend=backend)
-    assert engine.serve(case.prompts) == case.expected
-    warm = engine.serve_counted(case.prompts)
-    assert [tokens for tokens, _ in warm] == case.expected
-    assert [cached for _, cached in warm] == [(len(prompt) - 1) // page_size * page_size for prompt in PROMPTS]
+    check_cold_and_warm(case, chunk, page_size, backend)
 
 
-@pytest.mark.parametrize("settings", [{}, {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}])
+@pytest.mark.parametrize("settings", [{}, NGRAM])
 def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
-    """With too few pages, requests are preempted and prefixes are evicted, in part or whole. The rest is reused."""
-    pages = {"mistral": 30, "gemma3": 50}.get(case.family, 60)
-    engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=OPTIMIST | settings)
-    for _ in range(2):
-        assert engine.serve(case.prompts) == case.expected
-    load = engine.scheduler.load()
-    assert load.preemptions and load.evicted_pages > load.pages_total and load.cached_tokens
-    assert not settings or (load.drafts is not None and load.drafts.tokens)
+    """The rest of a prefix that was evicted in part is reused."""
+    pages = {"mistral": 30, "gemma3": 50, "llama4 (text)": 50}.get(case.family, 60)
+    assert check_preempted(case, pages, **settings).cached_tokens
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "gpt_oss", "llama4"])
 def test_batch_invariant(family: str) -> None:
-    case = make_case(family)
+    case = windowed(family)
+    fix_rows(case.loaded.model)
     for backend in ("auto", "cpu"):
         engine = Engine(case.loaded, chunk=64, backend=backend, deterministic=True)
         check_invariance(engine.runner)
@@ -78,7 +64,7 @@ def test_batch_invariant(family: str) -> None:
 
 
 def test_what_cannot_be_in_groups_has_one() -> None:
-    case = make_case("gemma3")
+    case = windowed("gemma3")
     chosen = [i for i, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
     prompts, expected = [case.prompts[i] for i in chosen], [case.expected[i] for i in chosen]
     tiered = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=250)

@@ -20,7 +20,10 @@ from fairlead_worker.model.fixed_rows import FixedRows, fix_rows
 from fairlead_worker.model.loader import load_model
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("gemma3", "bfloat16"), ("gpt2", "float32")])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", "float32"), ("gemma3", "bfloat16"), ("gpt2", "float32"), ("gpt_oss", "float32"), ("deepseek_v3", "bfloat16")],
+)
 def test_a_cpu_keeps_it(family: str, dtype: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     loaded = load_model(str(tmp_path), dtype=dtype)

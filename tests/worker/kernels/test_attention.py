@@ -30,6 +30,7 @@ BFLOAT16_ERROR = 0.02
 def naive(spec: LayerSpec, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int) -> torch.Tensor:
     """One query [heads, key_dim] over keys and values [L, kv_heads, dim], in float64."""
     first = 0 if spec.window is None else max(0, position - spec.window + 1)
+    first = first if spec.chunk is None else position - position % spec.chunk
     repeats = spec.heads // spec.kv_heads
     key = keys[first : position + 1].double().repeat_interleave(repeats, 1)
     value = values[first : position + 1].double().repeat_interleave(repeats, 1)
@@ -112,6 +113,7 @@ LAYERS = {
     "latents": LayerSpec(6, 1, 20, 12, 0.3, value_in_key=True),
     "window": LayerSpec(4, 2, 16, 16, 0.25, window=7),
     "window of a token": LayerSpec(4, 2, 16, 16, 0.25, window=1),
+    "chunks": LayerSpec(4, 2, 16, 16, 0.25, chunk=7),
     "softcap": LayerSpec(4, 2, 16, 16, 0.25, softcap=2.0),
     "sinks": LayerSpec(8, 2, 16, 16, 0.25, sinks=(-1.0, 0.0, 1.5, 3.0, 100.0, -100.0, 0.5, 2.0)),
     "sinks and window": LayerSpec(4, 2, 16, 16, 0.25, window=10, sinks=(-1.0, 0.0, 1.5, 3.0)),

@@ -10,7 +10,7 @@ from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.groups import cache_groups, group_layers
 
 FULL = LayerSpec(8, 2, 16, 16, 0.25)
-WINDOWED = replace(FULL, window=1024)
+WINDOWED, CHUNKED = replace(FULL, window=1024), replace(FULL, chunk=1024)
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,9 @@ WINDOWED = replace(FULL, window=1024)
         (([WINDOWED] * 5 + [FULL]) * 10 + [WINDOWED] * 2, None, CacheGroups(1, 6, 1024)),
         ([WINDOWED] * 32, (0,) * 32, CacheGroups(0, 1, 1024)),
         ([WINDOWED, replace(FULL, window=512), FULL], (1, 2, 0), CacheGroups(1, 2, 1024)),
+        (([CHUNKED] * 3 + [FULL]) * 12, None, CacheGroups(1, 3, 1024, chunked=True)),
     ],
-    ids=["gpt-oss 20B", "Gemma 3 12B", "Gemma 3 27B", "Mistral 0.1", "two windows"],
+    ids=["gpt-oss 20B", "Gemma 3 12B", "Gemma 3 27B", "Mistral 0.1", "two windows", "Llama 4"],
 )
 def test_groups_have_pages_of_one_size(layers: list[LayerSpec], groups: tuple[int, ...] | None, pages: CacheGroups) -> None:
     found, reason = group_layers(layers, max_model_len=8192)
@@ -39,10 +40,22 @@ def test_groups_have_pages_of_one_size(layers: list[LayerSpec], groups: tuple[in
     [
         ([FULL, replace(FULL, window=8192)], "no layer has a window"),
         ([FULL, replace(WINDOWED, kv_heads=4)], "several sizes"),
+        ([FULL, WINDOWED, CHUNKED], "chunks of several sizes"),
         ([FULL] * 28 + [WINDOWED] * 4, "28 layers read all tokens and 4 a window"),
     ],
-    ids=["long windows", "sizes", "waste"],
+    ids=["long windows", "sizes", "windows and chunks", "waste"],
 )
 def test_other_models_have_one_group(layers: list[LayerSpec], reason: str) -> None:
     found, why = group_layers(layers, max_model_len=8192)
     assert found == () and reason in why
+
+
+def test_layers_that_read_the_kv_of_others_store_none() -> None:
+    """As in Gemma 3n: the last layers read those of the last earlier layer of their kind."""
+    layers = (WINDOWED, FULL, WINDOWED, FULL, replace(WINDOWED, source=2), replace(FULL, source=3))
+    found, _ = group_layers(layers, max_model_len=8192)
+    assert found == (1, 0, 1, 0, 1, 0)
+    for groups, places in (((), (0, 1, 2, 3, 2, 3)), (found, (0, 0, 1, 1, 1, 1))):
+        spec = KVSpec(layers, 16, torch.float32, torch.device("cpu"), groups=groups)
+        assert spec.places == places and len(spec.stored) == max(places) + 1
+        assert spec.page_bytes == len(spec.stored) * 2 * 2 * 16 * 16 * 4

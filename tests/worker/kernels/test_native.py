@@ -23,6 +23,7 @@ SORTS = {
     "256, capped": LayerSpec(4, 2, 256, 256, 1 / 16, softcap=20.0),
     "keys of 48, values of 33, window": LayerSpec(4, 4, 48, 33, 0.15, window=300),
     "keys of 15": LayerSpec(2, 1, 15, 7, 0.3, window=40),
+    "chunks": LayerSpec(4, 2, 32, 32, 0.2, chunk=100),
     "latents": LayerSpec(20, 1, 72, 64, 0.15, value_in_key=True),
     "latents of an odd size": LayerSpec(3, 1, 39, 36, 0.2, value_in_key=True),
     "more heads than rows of a block": LayerSpec(100, 2, 16, 16, 0.25),

@@ -24,6 +24,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "latents": ("deepseek_v3", dict(SERVED["deepseek_v3"].settings)),
     "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),
     "qwen3_next, whose recurrent layers every rank has": ("qwen3_next", dict(SERVED["qwen3_next"].settings)),
+    "layers that read the KV of others": ("gemma3n_text", dict(SERVED["gemma3n (text)"].settings)),
+    "the same, with heads of two sizes": ("gemma4_text", dict(SERVED["gemma4 (text)"].settings)),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }
 

@@ -82,12 +82,15 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
         ("granitemoehybrid", "its plan divides its experts alone"),
         ("jamba", "its plan divides its experts alone"),
         ("nemotron_h", "the experts model.layers.1.mixer.experts are not of gate_up_proj"),
+        ("llama4 (text)", "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
+        ("kimi_linear", "model.layers.0.self_attn.conv1d is no plain linear layer"),
+        ("olmo_hybrid", "its plan has model.layers.3.self_attn.q_proj as colwise_gather_output"),
         ("falcon_h1", "no tensor-parallel plan"),
         ("mamba2", "no tensor-parallel plan"),
         ("lfm2", "no tensor-parallel plan"),
     ],
 )
-def test_hybrids_that_cannot_be_divided_say_why(family: str, cause: str) -> None:
+def test_families_that_cannot_be_divided_say_why(family: str, cause: str) -> None:
     config = AutoConfig.for_model(SERVED[family].model_type, **SERVED[family].config)
     with torch.device("meta"):
         model = model_class(config)._from_config(config)

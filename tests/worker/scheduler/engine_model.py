@@ -14,7 +14,8 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.grouped import GroupedLease, GroupedPrefixCache, PageTable, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped_lease import GroupedLease, PageTable
 from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
@@ -147,7 +148,7 @@ class EngineModel:
     def first_seen(self, group: int, position: int) -> int:
         """Return the first position that a token reads in a group."""
         windowed = self.groups is not None and group >= self.groups.full
-        return max(0, position - self.groups.window + 1) if windowed and self.groups is not None else 0
+        return self.groups.first_token(position) if windowed and self.groups is not None else 0
 
     def _extend(self, parent: int, tokens: "array[int]") -> int:
         block = extend(parent, tokens)
@@ -392,7 +393,7 @@ class EngineModel:
     def _check_groups(self, cache: GroupedPrefixCache) -> None:
         """What `_check_pages` checks, of a cache in groups; and the rows of window pages."""
         pool, nodes, leases, size = cache.pool, list(cache.nodes()), [r.lease for r in self.scheduler.running], cache.page_size
-        full, reach = cache.groups.full, -(-cache.groups.window // size)
+        full, reach = cache.groups.full, cache.groups.reach(size)
         private, cached, users, used = list[int](), list[int](), Counter[Node](), set[Node]()
         for request, lease in zip(self.scheduler.running, leases, strict=True):
             assert isinstance(lease, GroupedLease)
@@ -410,7 +411,7 @@ class EngineModel:
             for each in lease.held:
                 assert tuple(table[each.depth - 1] for table in lease.windows) == cache._pages[each].pages
             users.update(lease.held)
-            assert lease.first <= max(0, request.computed - cache.groups.window + 1) // size, "no page within the window is gone"
+            assert lease.first <= cache.groups.first_token(request.computed) // size, "no page within the window is gone"
             if request is not self.scheduler.prefill.chunked_req and request.unread == 0:
                 assert lease.window_pages <= reach + 1 + cache.block_tokens // size, "pages behind the window are given back"
         for node in nodes:
@@ -433,10 +434,10 @@ class EngineModel:
         shown = set[Node]()
         for node in nodes:
             if not node.depth * size % cache.block_tokens and cache.is_resumable(node):
-                above = cache._last_block(node.parent)
+                above = cache.shown.last_block(node.parent)
                 if above.parent is None or above in shown:
                     shown.add(node)
-        assert shown == cache._shown, "a block is shown while a request can continue after it and all blocks before it"
+        assert shown == cache.shown.nodes, "a block is shown while a request can continue after it and all blocks before it"
 
     def _check_groups_kv(self, cache: GroupedPrefixCache) -> None:
         values = {root: root_value(root.chain, root in cache._adapter_roots.values()) for root in cache.roots()}
@@ -541,7 +542,7 @@ class EngineModel:
             node.chain for node in self.cache.nodes() if node.depth and not node.depth * self.cache.page_size % self.cache.block_tokens
         }
         if isinstance(self.cache, GroupedPrefixCache):
-            shown = {node.chain for node in self.cache._shown}
+            shown = {node.chain for node in self.cache.shown.nodes}
         if isinstance(self.cache, StatePrefixCache):
             above = set()
             for node in self.cache.slots()[1]:

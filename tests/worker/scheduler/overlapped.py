@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from msgspec.structs import replace
 from tests.worker.scheduler.engine_model import EngineModel
 
-from fairlead_worker.cache.grouped import PageTable
+from fairlead_worker.cache.grouped_lease import PageTable
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler

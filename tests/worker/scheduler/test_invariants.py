@@ -92,7 +92,11 @@ events = st.lists(
 )
 
 cache_groups = st.builds(
-    CacheGroups, full=st.sampled_from([0, 1, 1]), windowed=st.sampled_from([1, 2, 3]), window=st.sampled_from([1, 5, 16, 40])
+    CacheGroups,
+    full=st.sampled_from([0, 1, 1]),
+    windowed=st.sampled_from([1, 2, 3]),
+    window=st.sampled_from([1, 5, 16, 40]),
+    chunked=st.booleans(),
 )
 
 often = settings(

@@ -14,24 +14,19 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fairlead_worker.cache.grouped_lease import GroupedLease, PageTable
 from fairlead_worker.cache.groups import CacheGroups
 from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import Node, PrefixMatch
-from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
+from fairlead_worker.cache.pages import OutOfPages, PagePool
 from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
+from fairlead_worker.cache.shown import ShownBlocks
 from fairlead_worker.cache.states import StatePrefixCache, StateSlots
 
 ENDS = 3
 """Most pages in last windows of prefixes for each other one, before the longest unused of them are evicted first."""
 UNBOUNDED = 1 << 31
 """Pages of the longest request where no group keeps all tokens."""
-
-
-class PageTable(array):  # type: ignore[type-arg]  # array[int] cannot be a base at run time
-    """The page table of a request's first group, with those of the others. Entries behind the window are outdated: no kernel reads them."""
-
-    __slots__ = ("others",)
-    others: "list[array[int]]"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,53 +41,6 @@ class WindowPage:
     """Leases whose window holds it; 0: evictable."""
     last_access: int = 0
     """When a lease or a prompt that waits last used it or a page below it, in the cache's logical time."""
-
-
-class GroupedLease(KvLease[Node]):
-    """The pages of one request. Window tables hold nothing before page `first`, and `shared` divides them as it divides `pages`."""
-
-    __slots__ = ("_cache", "first", "held", "windows")
-
-    def __init__(self, cache: "GroupedPrefixCache", place: Node, table: PageTable, first: int, held: Iterable[Node]) -> None:
-        """`held`: the nodes from page `first` to `place`, whose window pages are leased."""
-        super().__init__(cache.pool, cache, place, ())
-        self._cache = cache
-        self.pages = table
-        self.shared = len(table)
-        self.windows = table.others if cache.groups.full else [table, *table.others]
-        self.first = first
-        self.held = deque(held)
-
-    @property
-    def tables(self) -> "list[array[int]]":
-        """Return the page table of each group."""
-        return [self.pages, *self.windows] if self._cache.groups.full else self.windows
-
-    @property
-    def window_pages(self) -> int:
-        """Pages that each window group holds."""
-        return len(self.windows[0]) - self.first
-
-    def trim(self, tokens: int) -> None:
-        """Free the private pages that lie entirely after the first `tokens` tokens."""
-        kept = max(-(-tokens // self._pool.page_size), self.shared)
-        for table in self.tables:
-            if kept < len(table):
-                self._pool.give_back(table[kept:])
-                del table[kept:]
-
-    def release(self) -> None:
-        """Release all pages: private ones become free, cached ones evictable unless another request uses them."""
-        place, self._place = self._place, None
-        if place is None:
-            return
-        if self._cache.groups.full:
-            self._pool.give_back(self.pages[self.shared :])
-        for table in self.windows:
-            self._pool.give_back(table[max(self.first, self.shared) :])
-        self.pages, self.windows, self.shared = array("i"), [], 0
-        self._cache.release_window(place, self.held)
-        self._cache.unlock(place)
 
 
 class GroupedPrefixCache(PrefixCache):
@@ -115,16 +63,14 @@ class GroupedPrefixCache(PrefixCache):
         super().__init__(pool, block_tokens, extend_hash)
         self.groups = groups
         self._matches = PrefixMatches(pool.page_size, self.is_resumable)
-        self._reach = -(-groups.window // pool.page_size)
-        """Pages before a point that a request needs to continue there."""
+        self._reach = groups.reach(pool.page_size)
         self._chunk_pages = -(-chunk_tokens // pool.page_size) if chunk_tokens else UNBOUNDED
         self._pages: dict[Node, WindowPage] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
         """Nodes whose window pages no lease needs, in the order of their eviction, without those of `_ends`."""
         self._ends: OrderedDict[Node, None] = OrderedDict()
         """Those in the last windows of prefixes."""
-        self._shown: set[Node] = set()
-        """Last nodes of the blocks that the index sees."""
+        self.shown = ShownBlocks(self._block_pages, self._events, self.is_resumable)
         self._num_nodes = 0
         self.units = groups.count
         self.longest = self._longest()
@@ -164,7 +110,11 @@ class GroupedPrefixCache(PrefixCache):
         if node.parent is None:
             return True
         page = self._pages.get(node)
-        return page is not None and page.run >= min(node.depth, self._reach)
+        return page is not None and page.run >= self._reach_of(node)
+
+    def _reach_of(self, node: Node) -> int:
+        """Return the pages down to `node` that a request needs to continue after it."""
+        return node.depth - self.groups.first_kept(node.depth * self.page_size) // self.page_size
 
     def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
         match = super().track(root, tokens, reusable, adapted)
@@ -175,24 +125,10 @@ class GroupedPrefixCache(PrefixCache):
 
     def shown_tokens(self, node: Node) -> int:
         """Return the tokens down to `node` that the index can know: whole blocks that it sees, and pages after them."""
-        last = self._last_block(node)
-        if last.parent is None or last in self._shown:
-            return node.depth * self.page_size
-        while last.parent is not None and last not in self._shown:
-            last = last.parent
-        return last.depth * self.page_size
-
-    def _last_block(self, node: Node) -> Node:
-        """Return the last node of the last whole block down to `node`; the root if there is none."""
-        while node.depth % self._block_pages and node.parent is not None:
-            node = node.parent
-        return node
+        return self.shown.depth_of(node) * self.page_size
 
     def _num_shown(self, match: PrefixMatch) -> int:
-        node = self.match(match)
-        while node.parent is not None and node not in self._shown:
-            node = node.parent
-        return node.depth // self._block_pages
+        return self.shown.deepest(self.match(match)).depth // self._block_pages
 
     def shortage(self, tokens: int, output: int, node: Node) -> int:
         """Return how many whole pages are missing to admit a prompt of `tokens` tokens, cached down to `node`; 0 or less: it fits.
@@ -314,8 +250,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def is_shown(self, lease: Lease) -> bool:
         """Return whether the index sees all whole blocks that the lease shares."""
-        last = self._last_block(lease.place)
-        return last.parent is None or last in self._shown
+        return self.shown.has_block_of(lease.place)
 
     def exclusive_pages(self, lease: Lease) -> int:
         """Return the whole pages that a release of this lease makes available, rounded down."""
@@ -327,7 +262,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def block_hashes(self) -> "array[int]":
         """Return the hashes of all shown and promised blocks, parents first."""
-        cached = array("Q", (node.chain for node in self.nodes() if node in self._shown))
+        cached = array("Q", (node.chain for node in self.nodes() if node in self.shown.nodes))
         known = set(cached)
         return cached + array("Q", (block for block in self._events.promised if block not in known))
 
@@ -341,7 +276,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def _window_of(self, node: Node) -> Iterable[Node]:
         """Yield the nodes whose window pages a request needs to continue after `node`, `node` first."""
-        for _ in range(min(node.depth, self._reach)):
+        for _ in range(self._reach_of(node)):
             yield node
             assert node.parent is not None
             node = node.parent
@@ -386,7 +321,7 @@ class GroupedPrefixCache(PrefixCache):
 
     def _slide(self, lease: GroupedLease, computed: int) -> None:
         """Give back the window pages that token `computed` and the one before it, which may be computed again, do not reach."""
-        first = max(0, computed - self.groups.window) // self.page_size
+        first = self.groups.first_kept(computed) // self.page_size
         while lease.first < first:
             if lease.held:
                 self._return_window(lease.held.popleft(), self._idle)
@@ -437,37 +372,7 @@ class GroupedPrefixCache(PrefixCache):
             if self.is_resumable(parent):
                 break
             step = parent
-        if not node.depth % self._block_pages and node.parent is not None:
-            before = self._last_block(node.parent)
-            if before.parent is None or before in self._shown:
-                self._show(node)
-
-    def _show(self, node: Node) -> None:
-        """Show the block that ends at `node` to the index, and resumable ones below it."""
-        pending = [node]
-        while pending:
-            node = pending.pop()
-            if not node.depth % self._block_pages:
-                if node in self._shown or not self.is_resumable(node):
-                    continue
-                assert node.parent is not None
-                self._shown.add(node)
-                self._events.add_stored(node.chain, node.parent.chain)
-            pending += node.children.values()
-
-    def _hide(self, node: Node) -> None:
-        """Hide the block that ends at `node` from the index, and all below it."""
-        hidden, pending = [], [node]
-        while pending:
-            node = pending.pop()
-            if not node.depth % self._block_pages:
-                if node not in self._shown:
-                    continue
-                self._shown.remove(node)
-                hidden.append(node.chain)
-            pending += node.children.values()
-        for chain in reversed(hidden):
-            self._events.add_removed(chain)
+        self.shown.on_resumable(node)
 
     # Inside
 
@@ -559,8 +464,7 @@ class GroupedPrefixCache(PrefixCache):
     def _on_lost(self, node: Node) -> None:
         """Tell matches and the index that `node` is not resumable any more."""
         self._matches.on_evicted(node)
-        if node in self._shown:
-            self._hide(node)
+        self.shown.on_lost(node)
 
 
 def make_cache(

@@ -52,7 +52,7 @@ class RowState(Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class RequestStates:
     """The states of one running request."""
 
     slot: int
@@ -79,7 +79,7 @@ class Snapshot:
     """The states after a prefix."""
 
     slot: int
-    owner: Held | None
+    owner: RequestStates | None
     """The running request that replaces it by its next one; None: it stays until it is evicted."""
     is_shared: bool = False
     """Whether a request has started from it, or several prompts are known to have its prefix."""
@@ -104,7 +104,7 @@ class StatePrefixCache(PrefixCache):
         """By node, the longest unused first."""
         self._below: dict[Node, int] = {}
         """Of each node at or above a snapshot: children with snapshots at or below them, and one for its own."""
-        self._held: dict[Lease, Held] = {}
+        self._running: dict[Lease, RequestStates] = {}
 
     # Matching
 
@@ -153,47 +153,49 @@ class StatePrefixCache(PrefixCache):
             snapshot.owner, snapshot.is_shared = None, True
             self._use(node)
         slot = self._take_slot()
-        self._held[lease] = Held(slot, source, kept, branch, known, RowState(slot, slot), begun)
+        self._running[lease] = RequestStates(slot, source, kept, branch, known, RowState(slot, slot), begun)
         return shown.depth * size
 
     def plan_row(self, lease: Lease, start: int, end: int) -> RowState:
         """Return where the states of a row with tokens `start` to `end` are, and plan its snapshots: as many as there are slots for."""
-        held = self._held[lease]
-        if held.source == held.slot and held.known <= start and end % self.block_tokens:
-            return held.steady
-        positions = {position for position in held.kept if start < position <= end}
-        if end % (self.page_size if end < held.known else self.block_tokens) == 0:
+        request = self._running[lease]
+        if request.source == request.slot and request.known <= start and end % self.block_tokens:
+            return request.steady
+        positions = {position for position in request.kept if start < position <= end}
+        if end % (self.page_size if end < request.known else self.block_tokens) == 0:
             positions.add(end)
         snapshots = []
         for position in sorted(positions):
             slot = self._take_for_snapshot()
             if slot is not None:
-                held.pending.append((position, slot))
+                request.pending.append((position, slot))
                 snapshots.append((position - start, slot))
-        source, held.source = held.source, held.slot
-        return RowState(held.slot, source, tuple(snapshots))
+        source, request.source = request.source, request.slot
+        return RowState(request.slot, source, tuple(snapshots))
 
     def end(self, lease: Lease) -> None:
         """Take the slot of a request that stops running, and of its snapshots that no node has."""
-        held = self._held.pop(lease)
-        self._num_pending -= len(held.pending)
-        self._free_slots += (held.slot, *(slot for _, slot in held.pending))
+        request = self._running.pop(lease)
+        self._num_pending -= len(request.pending)
+        self._free_slots += (request.slot, *(slot for _, slot in request.pending))
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         super().publish(lease, tokens, computed)
-        held = self._held[lease]
-        while held.pending and held.pending[0][0] <= lease.shared * self.page_size:
-            position, slot = held.pending.pop(0)
+        request = self._running[lease]
+        while request.pending and request.pending[0][0] <= lease.shared * self.page_size:
+            position, slot = request.pending.pop(0)
             node = lease.place
             while node.depth * self.page_size > position:
                 assert node.parent is not None
                 node = node.parent
             self._num_pending -= 1
-            self._attach_snapshot(node, Snapshot(slot, None if position in held.kept else held, position == held.branch))
-            if held.begun is not None and held.begun in self._snapshots:  # a conversation that went on: few continue from the turn before
-                self._snapshots.move_to_end(held.begun, last=False)
-            before, held.latest, held.begun = held.latest, node, None
-            if before is not None and (snapshot := self._snapshots.get(before)) is not None and snapshot.owner is held:
+            self._attach_snapshot(node, Snapshot(slot, None if position in request.kept else request, position == request.branch))
+            if (
+                request.begun is not None and request.begun in self._snapshots
+            ):  # a conversation that went on: few continue from the turn before
+                self._snapshots.move_to_end(request.begun, last=False)
+            before, request.latest, request.begun = request.latest, node, None
+            if before is not None and (snapshot := self._snapshots.get(before)) is not None and snapshot.owner is request:
                 self._drop_snapshot(before)
 
     def insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
@@ -270,6 +272,6 @@ class StatePrefixCache(PrefixCache):
         if node in self._snapshots:
             self._drop_snapshot(node)
 
-    def slots(self) -> tuple[list[int], dict[Node, int], list[Held]]:
+    def slots(self) -> tuple[list[int], dict[Node, int], list[RequestStates]]:
         """Return the free slots, those of snapshots by node, and what running requests hold, for tests and diagnosis."""
-        return self._free_slots, {node: snapshot.slot for node, snapshot in self._snapshots.items()}, [*self._held.values()]
+        return self._free_slots, {node: snapshot.slot for node, snapshot in self._snapshots.items()}, [*self._running.values()]

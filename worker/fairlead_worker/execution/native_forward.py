@@ -52,9 +52,9 @@ class NativeForward:
         body, specs = self._model.model, backend.spec.layers
         hidden = self._hidden = self._model.definition.width
         # Layers without positions rotate by nothing.
-        still = Rope(torch.zeros(self._model.definition.head_dim // 2))
+        identity = Rope(torch.zeros(self._model.definition.head_dim // 2))
         kinds = list(dict.fromkeys(self._model.definition.ropes))
-        self._rotations = [still if kind is None else body.ropes[kind] for kind in kinds]
+        self._rotations = [identity if kind is None else body.ropes[kind] for kind in kinds]
         # Keep references: the structs hold addresses only.
         self._backend, self._weights = backend, list[torch.Tensor]()
         self._layers = (native.Layer * len(specs))(
@@ -238,6 +238,7 @@ def _check_definition(model: Decoder) -> None:
     definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
     for what, it_has in {
         "latents": definition.latent is not None,
+        "layers of its own": definition.make_layer is not None,
         "recurrent layers": definition.recurrence is not None,
         "a factor of attention": definition.attention_scale != 1,
         "attention with gates": definition.gated,

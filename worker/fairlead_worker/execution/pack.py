@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fairlead_worker.cache.grouped import PageTable
+from fairlead_worker.cache.grouped_lease import PageTable
 from fairlead_worker.kernels.base import GroupPages, HostArrays, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan

@@ -5,10 +5,11 @@ state: its context travels through the model as a keyword argument.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +42,34 @@ def pad_page_count(pages: int) -> int:
     return -(-pages // step) * step
 
 
+class CausalMask(NamedTuple):
+    """Which keys a query at position p sees: those from `first_key(p)` to p."""
+
+    window: int | None = None
+    """The last so many; None: all."""
+    chunk: int | None = None
+    """Those of its own chunk of so many positions (Llama 4); None: of all."""
+
+    @property
+    def span(self) -> int | None:
+        """Return the most keys that a query sees; None: there is no limit."""
+        return self.window or self.chunk
+
+    def first_key(self, position: int) -> int:
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def hides(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return whether queries at positions do not see keys at positions, each of a shape that is broadcast to the other's."""
+        hidden = keys > queries
+        if self.window is not None:
+            hidden |= keys <= queries - self.window
+        if self.chunk is not None:
+            hidden |= keys < queries // self.chunk * self.chunk
+        return hidden
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One attention layer as the model itself calls it (recorded by `model.probe`, not read from a config)."""
@@ -58,8 +87,17 @@ class LayerSpec:
     sinks: tuple[float, ...] | None = field(default=None, compare=False)
     """For each head, the score of a further key without a value, which every query sees (Xiao et al. 2023, as gpt-oss learns it). Not
     compared: what layers of one kind share is planned once."""
+    chunk: int | None = None
+    """A query at position p sees positions p // chunk * chunk to p; None: see `window`."""
+    source: int | None = field(default=None, compare=False)
+    """The earlier layer whose stored keys and values it reads (Gemma 3n and 4); None: it stores its own. In a step it gets those of that
+    layer."""
     value_in_key: bool = False
     """The value is the first `value_dim` numbers of the key, and only the key is stored (latents, DeepSeek-AI 2024)."""
+
+    @property
+    def mask(self) -> CausalMask:
+        return CausalMask(self.window, self.chunk)
 
     @property
     def own_value_dim(self) -> int:
@@ -96,16 +134,18 @@ class KVSpec:
     @property
     def stored(self) -> tuple[LayerSpec, ...]:
         """Return the layers of the largest group, each with the shape of its storage."""
-        if not self.groups:
-            return self.layers
-        return self.layers[:1] * max(map(self.groups.count, self.groups))  # all have one shape
+        own = tuple(layer for layer in self.layers if layer.source is None)
+        return own[:1] * (max(self.places) + 1) if self.groups else own  # all of several groups have one shape
 
     @property
     def places(self) -> tuple[int, ...]:
         """Return the storage of each layer."""
-        if not self.groups:
-            return tuple(range(len(self.layers)))
-        return tuple(self.groups[:layer].count(group) for layer, group in enumerate(self.groups))
+        places, taken = list[int](), Counter[int]()
+        for number, layer in enumerate(self.layers):
+            group = self.groups[number] if self.groups else 0
+            places.append(taken[group] if layer.source is None else places[layer.source])
+            taken[group] += layer.source is None
+        return tuple(places)
 
     @property
     def num_groups(self) -> int:
@@ -126,7 +166,9 @@ class KVSpec:
         return self.page_bytes // self.copy_dtype.itemsize
 
     def scale(self, layer: int) -> float:
-        return 1.0 if self.scales is None else self.scales[layer]
+        """Return the factor of what is stored of `layer`."""
+        source = self.layers[layer].source
+        return 1.0 if self.scales is None else self.scales[layer if source is None else source]
 
     def pages_for(self, memory: int) -> int:
         """Return how many pages fit into `memory` bytes."""
@@ -204,7 +246,7 @@ class StepContext(Protocol):
     """One planned step, as the model's layers see it."""
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Store this step's KV of `layer`, then attend over each row's whole KV.
+        """Store this step's KV of `layer`, unless it has a `source`, then attend over each row's whole KV.
 
         query [T, heads, key_dim], key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] -> [T, heads, value_dim]. The value of a
         layer with `value_in_key` is the beginning of its key.

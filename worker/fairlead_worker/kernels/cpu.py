@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
+from fairlead_worker.kernels.base import CausalMask, KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
 from fairlead_worker.kernels.groups import GroupedStep
 from fairlead_worker.kernels.reference import softmax_with_sinks
@@ -91,27 +91,28 @@ class CpuBackend:
 
 
 class CpuStep:
-    """One step: its rows grouped for each distinct window among the layers, on the first request of a layer."""
+    """One step: its rows grouped for each distinct mask among the layers, on the first request of a layer."""
 
     def __init__(self, backend: CpuBackend, step: PackedStep) -> None:
         self._backend = backend
         self._step = step
-        self._groups: dict[int | None, tuple[list[Decodes], list[Chunk]]] = {}
-        self._blocks: dict[int | None, list[QueryBlock]] = {}
+        self._groups: dict[CausalMask, tuple[list[Decodes], list[Chunk]]] = {}
+        self._blocks: dict[CausalMask, list[QueryBlock]] = {}
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         spec = self._backend.spec.layers[layer]
         keys, values = self._backend.keys[layer], self._backend.values[layer]
-        _store(keys, self._step.slots, key)
-        if not spec.value_in_key:
+        if spec.source is None:
+            _store(keys, self._step.slots, key)
+        if spec.source is None and not spec.value_in_key:
             _store(values, self._step.slots, value)
         if self._backend.batch_invariant:
-            if spec.window not in self._blocks:
-                self._blocks[spec.window] = list(plan_blocks(self._step, self._backend.spec, spec.window))
-            return torch.cat([attend_block(spec, block, query, keys, values) for block in self._blocks[spec.window]])
-        if spec.window not in self._groups:
-            self._groups[spec.window] = plan_groups(self._step, self._backend.spec, spec.window)
-        decodes, chunks = self._groups[spec.window]
+            if spec.mask not in self._blocks:
+                self._blocks[spec.mask] = list(plan_blocks(self._step, self._backend.spec, spec.mask))
+            return torch.cat([attend_block(spec, block, query, keys, values) for block in self._blocks[spec.mask]])
+        if spec.mask not in self._groups:
+            self._groups[spec.mask] = plan_groups(self._step, self._backend.spec, spec.mask)
+        decodes, chunks = self._groups[spec.mask]
         if decodes and decodes[0].tokens is None:
             return _decode(spec, decodes[0], query, keys, values)
         output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
@@ -127,7 +128,7 @@ def _grouped_step(backend: CpuBackend, step: PackedStep) -> GroupedStep:
     return GroupedStep(backend.spec.groups, [CpuStep(backend, each) for each in step.of_groups()])
 
 
-def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[list[Decodes], list[Chunk]]:
+def plan_groups(step: PackedStep, spec: KVSpec, mask: CausalMask) -> tuple[list[Decodes], list[Chunk]]:
     """Group decode rows with a similar number of pages; chunks stay alone.
 
     A row's padding depends on the row alone, so that its bits do not depend on the other rows of the step.
@@ -136,41 +137,39 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[lis
     buckets: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
     token = 0
     for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
-        first = 0 if window is None else max(0, start - window + 1) // spec.page_size
+        first = mask.first_key(start) // spec.page_size
         visible = table[first:] if first else table
         if count > 1:
-            chunks.append(_plan_chunk(token, start, count, first, visible, window, spec))
+            chunks.append(_plan_chunk(token, start, count, first, visible, mask, spec))
         else:
             buckets.setdefault(pad_page_count(len(visible)), []).append((token, start, first, visible))
         token += count
     decodes = []
     for pages, rows in buckets.items():
         size = max(1, GROUP_TOKENS // (pages * spec.page_size))
-        decodes += [_decodes(rows[i : i + size], pages, token, spec, window) for i in range(0, len(rows), size)]
+        decodes += [_decodes(rows[i : i + size], pages, token, spec, mask) for i in range(0, len(rows), size)]
     return decodes, chunks
 
 
-def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], pages: int, total: int, spec: KVSpec, window: int | None) -> Decodes:
+def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], pages: int, total: int, spec: KVSpec, mask: CausalMask) -> Decodes:
     tokens = [token for token, _, _, _ in rows]
     queries = torch.tensor([start for _, start, _, _ in rows])[:, None]
     offsets = torch.tensor([first for _, _, first, _ in rows])[:, None] * spec.page_size
     tables = torch.cat([part for _, _, _, table in rows for part in (table, table[-1:].expand(pages - len(table)))])
-    bias = _bias(queries, offsets + torch.arange(pages * spec.page_size), window, spec)[:, None]
+    bias = _bias(queries, offsets + torch.arange(pages * spec.page_size), mask, spec)[:, None]
     return Decodes(None if len(rows) == total else torch.tensor(tokens, device=spec.device), len(rows), tables.to(spec.device), bias)
 
 
-def _plan_chunk(token: int, start: int, count: int, first: int, pages: torch.Tensor, window: int | None, spec: KVSpec) -> Chunk:
+def _plan_chunk(token: int, start: int, count: int, first: int, pages: torch.Tensor, mask: CausalMask, spec: KVSpec) -> Chunk:
     queries = torch.arange(start, start + count)[:, None]
     if start == 0:
-        return Chunk(token, token + count, None, 0, _bias(queries, torch.arange(count), window, spec))
+        return Chunk(token, token + count, None, 0, _bias(queries, torch.arange(count), mask, spec))
     keys = torch.arange(first * spec.page_size, start + count)
-    return Chunk(token, token + count, pages.to(spec.device), start - first * spec.page_size, _bias(queries, keys, window, spec))
+    return Chunk(token, token + count, pages.to(spec.device), start - first * spec.page_size, _bias(queries, keys, mask, spec))
 
 
-def _bias(queries: torch.Tensor, keys: torch.Tensor, window: int | None, spec: KVSpec) -> torch.Tensor:
-    hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
+def _bias(queries: torch.Tensor, keys: torch.Tensor, mask: CausalMask, spec: KVSpec) -> torch.Tensor:
+    hidden = mask.hides(queries, keys)
     return torch.zeros(hidden.shape, dtype=spec.dtype).masked_fill_(hidden, float("-inf")).to(spec.device)
 
 
@@ -231,7 +230,7 @@ def _blocks(spec: LayerSpec, chunk: Chunk, query: torch.Tensor, key: torch.Tenso
         end = min(begin + block, count)
         size, seen = end - begin, chunk.offset + end
         # Without a window all keys before the block are visible, and only its own corner needs the mask.
-        masked = chunk.offset + begin if spec.window is None else 0
+        masked = chunk.offset + begin if spec.mask.span is None else 0
         queries = query[:, :, begin:end].reshape(kv_heads, -1, spec.key_dim)
         scores = torch.bmm(queries, key[:, :seen].transpose(1, 2)).view(kv_heads, -1, size, seen)
         if spec.softcap is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.base import CausalMask, KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.reference import softmax_with_sinks
 
 BLOCK = 8
@@ -33,19 +33,17 @@ class QueryBlock:
     """[BLOCK, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
 
 
-def plan_blocks(step: PackedStep, spec: KVSpec, window: int | None) -> Iterator[QueryBlock]:
-    """Yield the blocks of every row of `step`, for layers of this window."""
+def plan_blocks(step: PackedStep, spec: KVSpec, mask: CausalMask) -> Iterator[QueryBlock]:
+    """Yield the blocks of every row of `step`, for layers of this mask."""
     token = 0
     for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
         for block in range(start // BLOCK * BLOCK, start + count, BLOCK):
             begin, end = max(start, block), min(start + count, block + BLOCK)
-            first, kept = (0 if window is None else max(0, at - window + 1) // spec.page_size for at in (block, start))
+            first, kept = (mask.first_key(at) // spec.page_size for at in (block, start))
             wanted = torch.arange(first, -(-(block + BLOCK) // spec.page_size)).clamp_(kept, len(table) - 1)
             keys = torch.arange(len(wanted) * spec.page_size) + first * spec.page_size
             queries = torch.arange(block, block + BLOCK)[:, None]
-            hidden = keys > queries
-            if window is not None:
-                hidden |= keys <= queries - window
+            hidden = mask.hides(queries, keys)
             bias = torch.zeros(hidden.shape, dtype=spec.dtype).masked_fill_(hidden, float("-inf"))
             tokens = slice(token + begin - start, token + end - start)
             yield QueryBlock(tokens, slice(begin - block, end - block), table[wanted], bias)

@@ -356,6 +356,8 @@ class FlashInferBackend:
     def store(self, layer: int, paging: Paging, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [T, kv_heads, dim] into the pages; `paging` is on the device."""
         assert self._library is not None
+        if self.spec.layers[layer].source is not None:
+            return
         key, value = (dense(part.to(self.spec.dtype)) for part in (key, value))
         pages, scale = (self.keys[layer], self.values[layer]), self.spec.scale(layer)
         if self._float8 is not None:

@@ -195,6 +195,8 @@ def unsupported(layer: LayerSpec, dtype: torch.dtype) -> str:
         return f"heads of {layer.key_dim} (its kernels are for {', '.join(map(str, HEAD_DIMS))})"
     if layer.sinks is not None:
         return "attention sinks"
+    if layer.chunk is not None:
+        return "chunked attention"
     if layer.heads % layer.kv_heads:
         return f"{layer.heads} heads on {layer.kv_heads}"
     return ""

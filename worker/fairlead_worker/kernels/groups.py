@@ -18,21 +18,25 @@ WASTE = 1.2
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple[int, ...], str]:
     """Return the group of each layer, and () and the reason if all layers share their pages.
 
-    A window that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one reads.
+    A window or chunk that no sequence exceeds counts as none. Layers of several windows are grouped together, and keep what the widest one
+    reads.
     """
-    windowed = [layer.window is not None and layer.window < max_model_len for layer in layers]
+    own = [number for number, layer in enumerate(layers) if layer.source is None]
+    windowed = [_is_windowed(layers[number], max_model_len) for number in own]
     full = windowed.count(False)
-    if full == len(layers):
+    if full == len(own):
         return (), "no layer has a window below --max-model-len"
+    if len({layers[number].chunk for number, has_window in zip(own, windowed, strict=True) if has_window}) > 1:
+        return (), "its layers have chunks of several sizes"
     if len({(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) > 1:
         return (), "its layers have keys and values of several sizes"
     if not full:
         return (0,) * len(layers), ""
-    groups = 1 + -(-(len(layers) - full) // full)
-    if groups * full > WASTE * len(layers):
-        return (), f"{full} layers read all tokens and {len(layers) - full} a window, which do not fit into pages of one size"
-    before = [sum(windowed[:place]) for place in range(len(layers))]
-    return tuple(1 + before[place] // full if has_window else 0 for place, has_window in enumerate(windowed)), ""
+    groups = 1 + -(-(len(own) - full) // full)
+    if groups * full > WASTE * len(own):
+        return (), f"{full} layers read all tokens and {len(own) - full} a window, which do not fit into pages of one size"
+    of = {number: 1 + sum(windowed[:place]) // full if windowed[place] else 0 for place, number in enumerate(own)}
+    return tuple(of[number if layer.source is None else layer.source] for number, layer in enumerate(layers)), ""
 
 
 def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool, has_host_tier: bool) -> tuple[tuple[int, ...], str]:
@@ -51,18 +55,23 @@ def describe_groups(groups: CacheGroups | None, why_one: str) -> str:
     """Return how many groups there are, and what for; of one group, why."""
     if groups is None:
         return f"1 group of layers: {why_one}"
+    kept = f"the latest chunk of {groups.window} tokens" if groups.chunked else f"the last {groups.window} tokens"
     if groups.count == 1:
-        return f"1 group of layers, which keeps the last {groups.window} tokens"
-    return f"{groups.count} groups of layers, of which {groups.windowed} keep the last {groups.window} tokens"
+        return f"1 group of layers, which keeps {kept}"
+    return f"{groups.count} groups of layers, of which {groups.windowed} keep {kept}"
 
 
 def cache_groups(spec: KVSpec, max_model_len: int) -> CacheGroups | None:
     """Return what the prefix cache must know of the groups; None: one page holds all layers."""
     if not spec.groups:
         return None
-    windows = [layer.window for layer in spec.layers if layer.window is not None and layer.window < max_model_len]
-    full = int(len(windows) < len(spec.layers))
-    return CacheGroups(full, spec.num_groups - full, max(windows))
+    windowed = [layer for layer in spec.layers if _is_windowed(layer, max_model_len)]
+    full = int(len(windowed) < len(spec.layers))
+    return CacheGroups(full, spec.num_groups - full, max(layer.mask.span or 0 for layer in windowed), windowed[0].chunk is not None)
+
+
+def _is_windowed(layer: LayerSpec, max_model_len: int) -> bool:
+    return layer.mask.span is not None and layer.mask.span < max_model_len
 
 
 def spread(step: PackedStep, spec: KVSpec) -> PackedStep:

@@ -31,6 +31,7 @@ class Attention(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
         ("sinks", ctypes.c_void_p),
     ]
 
@@ -117,11 +118,12 @@ class NativeStep:
         backend, spec = self._backend, self._backend.spec.layers[layer]
         query, key, value = (_rows(each, backend.spec.dtype) for each in (query, key, value))
         output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
+        stored = (key, value) if spec.source is None else (None, None)
         backend.library.fairlead_attention(
             ctypes.c_int32(torch.get_num_threads()),
             ctypes.byref(backend.layers[layer]),
             ctypes.byref(self.native),
-            *(argument for tensor in (query, key, value, output) for argument in (pointer(tensor), ctypes.c_int64(tensor.stride(0)))),
+            *(argument for tensor in (query, *stored, output) for argument in _argument(tensor)),
         )
         return output
 
@@ -161,12 +163,17 @@ def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor, sinks:
     sizes = (spec.heads, spec.kv_heads, spec.key_dim, spec.value_dim)
     sink = None if sinks is None else sinks.data_ptr()
     own = None if spec.value_in_key else values.data_ptr()
-    return Attention(keys.data_ptr(), own, *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, sink)
+    return Attention(keys.data_ptr(), own, *sizes, spec.scaling, spec.softcap or 0, spec.window or 0, spec.chunk or 0, sink)
 
 
 def _kinds(backend: NativeBackend) -> list[Attention]:
     """Return one layer of each kind; a model has one or two kinds."""
     return [backend.layers[backend.spec.layers.index(spec)] for spec in set(backend.spec.layers)]
+
+
+def _argument(tensor: torch.Tensor | None) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
+    """Return where rows begin and the numbers between them; None: NULL."""
+    return (ctypes.c_void_p(), ctypes.c_int64()) if tensor is None else (pointer(tensor), ctypes.c_int64(tensor.stride(0)))
 
 
 def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

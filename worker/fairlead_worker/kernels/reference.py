@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import FLOAT8, KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
+from fairlead_worker.kernels.base import FLOAT8, CausalMask, KVSpec, LayerSpec, PackedStep, StepContext, make_zeros, pad_page_count
 from fairlead_worker.kernels.float8 import round_to_float8
 from fairlead_worker.kernels.groups import GroupedStep
 from fairlead_worker.kernels.transfer import to_device
@@ -84,24 +84,25 @@ class ReferenceBackend:
 
 
 class ReferenceStep:
-    """One step: groups of rows for each distinct window among the layers, made on the first request of a layer."""
+    """One step: groups of rows for each distinct mask among the layers, made on the first request of a layer."""
 
     def __init__(self, backend: ReferenceBackend, step: PackedStep) -> None:
         self._backend = backend
         self._step = step
-        self._groups: dict[int | None, list[Group]] = {}
+        self._groups: dict[CausalMask, list[Group]] = {}
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend, scale = self._backend, self._backend.spec.scale(layer)
         spec = backend.spec.layers[layer]
         keys, values = backend.keys[layer], backend.values[layer]
-        backend.store(layer, self._step.slots, key, value)
+        if spec.source is None:
+            backend.store(layer, self._step.slots, key, value)
         if scale != 1:
             spec = replace(spec, scaling=spec.scaling * scale)
-        if spec.window not in self._groups:
-            self._groups[spec.window] = list(plan_groups(self._step, backend.spec, spec.window))
+        if spec.mask not in self._groups:
+            self._groups[spec.mask] = list(plan_groups(self._step, backend.spec, spec.mask))
         output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
-        for group in self._groups[spec.window]:
+        for group in self._groups[spec.mask]:
             output[group.tokens] = _attend_group(spec, group, query[group.tokens], keys, values)
         return output if scale == 1 else output * scale
 
@@ -110,48 +111,43 @@ def _grouped_step(backend: ReferenceBackend, step: PackedStep) -> GroupedStep:
     return GroupedStep(backend.spec.groups, [ReferenceStep(backend, each) for each in step.of_groups()])
 
 
-def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Group]:
+def plan_groups(step: PackedStep, spec: KVSpec, mask: CausalMask) -> list[Group]:
     """Return chunks one by one, and decode rows in groups with a similar number of pages."""
     groups: list[Group] = []
     decodes: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
     token = 0
     for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
-        first_page = 0 if window is None else max(0, start - window + 1) // spec.page_size
+        first_page = mask.first_key(start) // spec.page_size
         visible = table[first_page:]
         if count > 1:
-            groups.append(_chunk(token, start, count, first_page, visible, spec, window))
+            groups.append(_chunk(token, start, count, first_page, visible, spec, mask))
         else:
             decodes.setdefault(pad_page_count(len(visible)), []).append((token, start, first_page, visible))
         token += count
     for padded, rows in decodes.items():
         size = max(1, GROUP_TOKENS // (padded * spec.page_size))
-        groups.extend(_decodes(rows[i : i + size], padded, spec, window) for i in range(0, len(rows), size))
+        groups.extend(_decodes(rows[i : i + size], padded, spec, mask) for i in range(0, len(rows), size))
     return groups
 
 
-def _chunk(token: int, start: int, count: int, first_page: int, pages: torch.Tensor, spec: KVSpec, window: int | None) -> Group:
+def _chunk(token: int, start: int, count: int, first_page: int, pages: torch.Tensor, spec: KVSpec, mask: CausalMask) -> Group:
     device = spec.device
     tokens = slice(token, token + count)
-    if start == 0 and (window is None or count <= window):
+    if start == 0 and (mask.span is None or count <= mask.span):
         return Group(tokens, 1, count, to_device(pages, device), None)
     keys = torch.arange(first_page * spec.page_size, (first_page + len(pages)) * spec.page_size, device=device)
     queries = torch.arange(start, start + count, device=device)[:, None]
-    return Group(tokens, 1, count, to_device(pages, device), _visible(queries, keys, window)[None, None])
+    return Group(tokens, 1, count, to_device(pages, device), ~mask.hides(queries, keys)[None, None])
 
 
-def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], padded: int, spec: KVSpec, window: int | None) -> Group:
+def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], padded: int, spec: KVSpec, mask: CausalMask) -> Group:
     device = spec.device
     tokens = to_device([token for token, _, _, _ in rows], device)
     queries = to_device([start for _, start, _, _ in rows], device)[:, None]
     offsets = to_device([first for _, _, first, _ in rows], device)[:, None] * spec.page_size
     keys = offsets + torch.arange(padded * spec.page_size, device=device)
     pages = torch.cat([torch.cat((table, table[-1:].expand(padded - len(table)))) for _, _, _, table in rows])
-    return Group(tokens, len(rows), 1, to_device(pages, device), _visible(queries, keys, window)[:, None, None])
-
-
-def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    seen = keys <= queries
-    return seen if window is None else seen & (keys > queries - window)
+    return Group(tokens, len(rows), 1, to_device(pages, device), ~mask.hides(queries, keys)[:, None, None])
 
 
 def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

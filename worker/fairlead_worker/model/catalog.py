@@ -119,6 +119,7 @@ _GRANITE_HYBRID: Final = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+_CHUNKS: Final = {"num_hidden_layers": 4, "attention_chunk_size": 48, "floor_scale": 64, "intermediate_size_mlp": 96}
 _LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
 _DELTA: Final = {
     "head_dim": 32,
@@ -213,15 +214,19 @@ SERVED: Final[Mapping[str, Family]] = {
         path="layers",
         mechanisms="latents, experts, yarn rope",
     ),
-    "dots1": Family("dots1", {**_ROUTED, **_GROUPS, **_WINDOWS, **_TYPES}, mechanisms="windows and full attention, experts"),
+    "dots1": Family("dots1", {**_ROUTED, **_GROUPS, **_WINDOWS, **_TYPES}, path="layers", mechanisms="windows and full attention, experts"),
     "ernie4_5": Family("ernie4_5", {**_HEADS, "use_bias": True}, path="layers"),
     "ernie4_5_moe": Family(
-        "ernie4_5_moe", {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 1}, mechanisms="experts"
+        "ernie4_5_moe",
+        {"moe_intermediate_size": 32, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 1},
+        path="layers",
+        mechanisms="experts",
     ),
     "exaone4": Family("exaone4", _WINDOWS, path="layers", mechanisms="windows and full attention"),
     "exaone_moe": Family(
         "exaone_moe",
         {**_MOE, **_SHARED, **_GROUPS, **_WINDOWS, "first_k_dense_replace": 1},
+        path="layers",
         mechanisms="windows and full attention, experts",
     ),
     "falcon_h1": Family(
@@ -259,6 +264,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "gemma4 (text)": Family(
         "gemma4_text",
         {**_GEMMA4, "global_head_dim": 32},
+        path="layers",
         mechanisms="windows and full attention, layers with other heads, proportional rope",
     ),
     "gemma4 (experts)": Family(
@@ -273,12 +279,14 @@ SERVED: Final[Mapping[str, Family]] = {
             "top_k_experts": 2,
             "moe_intermediate_size": 32,
         },
+        path="layers",
         mechanisms="windows and full attention, layers with other heads, experts, proportional rope",
     ),
-    "gemma3n (text)": Family("gemma3n_text", _GEMMA4, mechanisms="windows and full attention, soft-capped logits"),
+    "gemma3n (text)": Family("gemma3n_text", _GEMMA4, path="layers", mechanisms="windows and full attention, soft-capped logits"),
     "gemma4_unified (text)": Family(
         "gemma4_unified_text",
-        {**_HEADS, **_WINDOWS, "global_head_dim": 32},
+        {**_HEADS, **_WINDOWS, "global_head_dim": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        path="layers",
         mechanisms="windows and full attention, layers with other heads, proportional rope",
     ),
     "glm": Family("glm", _HEADS, path="layers"),
@@ -313,11 +321,11 @@ SERVED: Final[Mapping[str, Family]] = {
         path="layers",
         mechanisms="recurrent states",
     ),
-    "granitemoeshared": Family("granitemoeshared", {**_LOCAL, "shared_intermediate_size": 64}, mechanisms="experts"),
-    "helium": Family("helium", _HEADS),
+    "granitemoeshared": Family("granitemoeshared", {**_LOCAL, "shared_intermediate_size": 64}, path="layers", mechanisms="experts"),
+    "helium": Family("helium", _HEADS, path="layers"),
     "hunyuan_v1_dense": Family("hunyuan_v1_dense", _HEADS),
     "hunyuan_v1_moe": Family("hunyuan_v1_moe", {**_HEADS, "num_experts": 8, "moe_topk": 2}, mechanisms="experts"),
-    "hy_v3": Family("hy_v3", {**_HEADS, **_MOE, **_SHARED}, mechanisms="experts"),
+    "hy_v3": Family("hy_v3", {**_HEADS, **_MOE, **_SHARED}, path="layers", mechanisms="experts"),
     "internlm3": Family("internlm3", _HEADS, path="native"),
     "iquestcoder": Family("iquestcoder", _HEADS, path="native"),
     "jais2": Family("jais2", _HEADS),
@@ -328,6 +336,21 @@ SERVED: Final[Mapping[str, Family]] = {
         mechanisms="recurrent states, experts",
     ),
     "jetmoe": Family("jetmoe", _LOCAL, mechanisms="experts"),
+    "kimi_linear": Family(
+        "kimi_linear",
+        {
+            **_LATENT,
+            **_LOCAL,
+            "q_lora_rank": None,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+        },
+        path="layers",
+        mechanisms="recurrent states, latents, experts",
+    ),
     "kolibri1": Family(
         "kolibri1",
         {**_HEADS, **_LOCAL, **_WINDOWS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
@@ -337,6 +360,18 @@ SERVED: Final[Mapping[str, Family]] = {
         "laguna",
         {**_HEADS, **_MOE, **_WINDOWS, **_TYPES, "shared_expert_intermediate_size": 64},
         mechanisms="windows and full attention, experts",
+    ),
+    "llama4 (text)": Family(
+        "llama4_text",
+        {**_HEADS, **_LOCAL, **_CHUNKS, "interleave_moe_layer_step": 2},
+        path="layers",
+        mechanisms="chunked and full attention, experts",
+    ),
+    "llama4 (text) without norms": Family(
+        "llama4_text",
+        {**_HEADS, "num_local_experts": 8, **_CHUNKS, "use_qk_norm": False, "attn_temperature_tuning": False},
+        path="layers",
+        mechanisms="chunked and full attention, experts",
     ),
     "longcat_flash": Family(
         "longcat_flash",
@@ -383,6 +418,7 @@ SERVED: Final[Mapping[str, Family]] = {
         "modernbert-decoder", {"local_attention": 96, "num_hidden_layers": 4, "pad_token_id": 0}, mechanisms="windows and full attention"
     ),
     "nanochat": Family("nanochat", mechanisms="soft-capped logits"),
+    "nemotron": Family("nemotron", {"mlp_bias": True}, path="layers"),
     "nemotron_h": Family(
         "nemotron_h",
         {
@@ -404,6 +440,13 @@ SERVED: Final[Mapping[str, Family]] = {
     "olmo": Family("olmo"),
     "olmo2": Family("olmo2", path="layers"),
     "olmo3": Family("olmo3", _WINDOWS, path="layers", mechanisms="windows and full attention"),
+    "olmo_hybrid": Family("olmo_hybrid", _DELTA | {"head_dim": 16}, path="layers", mechanisms="recurrent states"),
+    "olmo_hybrid without ropes": Family(
+        "olmo_hybrid",
+        {**_DELTA, "head_dim": 16, "rope_parameters": None, "linear_allow_neg_eigval": False},
+        path="layers",
+        mechanisms="recurrent states",
+    ),
     "olmoe": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}, path="layers", mechanisms="experts"),
     "olmoe, clipped": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 1.5}, mechanisms="experts"),
     "opt": Family("opt", _OPT),
@@ -428,7 +471,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "seed_oss": Family("seed_oss", _HEADS, path="native"),
     "smollm3": Family("smollm3", path="native"),
     "smollm3 without ropes": Family("smollm3", {"num_hidden_layers": 4}, path="native"),
-    "solar_open": Family("solar_open", {**_HEADS, **_ROUTED, **_GROUPS}, mechanisms="experts"),
+    "solar_open": Family("solar_open", {**_HEADS, **_ROUTED, **_GROUPS}, path="layers", mechanisms="experts"),
     "starcoder2": Family("starcoder2", {"sliding_window": 64}, path="layers", mechanisms="windows"),
     "vaultgemma": Family(
         "vaultgemma",
@@ -499,7 +542,6 @@ REFUSED: Final[Mapping[str, Refused]] = {
         gpt_neox_japanese={},
         gptj={**_GPT2, "rotary_dim": 8},
         mpt={"d_model": 64, "n_heads": 4, "n_layers": 2},
-        olmo_hybrid={},
         rwkv={"attention_hidden_size": 64},
         stablelm={},
         xglm={"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 128},
@@ -521,11 +563,6 @@ REFUSED: Final[Mapping[str, Refused]] = {
     ),
     **_refused(_TWICE, diffllama={}, hrm_text={}),
     **_refused("makes a mask of its own", doge={}),
-    **_refused("does not pass keyword arguments on to its attention function", nemotron={}),
-    **_refused(
-        "layers of type 'chunked_attention'",
-        llama4_text={"num_local_experts": 2, "intermediate_size_mlp": 32, "head_dim": 16, "attention_chunk_size": 64},
-    ),
     **_refused(
         "layers of type 'minimax_m3_sparse'",
         minimax_m3_vl_text={

@@ -21,7 +21,7 @@ from fairlead_worker.model.layers.causal import LLAMA, AttentionNames, CausalAtt
 from fairlead_worker.model.layers.latent import PLAN, LatentAttention, LatentSizes
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
-from fairlead_worker.model.layers.rotary import Rope, Turn
+from fairlead_worker.model.layers.rotary import QueryGrowth, Rope, StepRotation
 from fairlead_worker.model.layers.stack import Projections
 from fairlead_worker.model.rope import find_frequencies
 
@@ -100,6 +100,8 @@ class Definition:
     """The checkpoint has gate and up in one matrix."""
     make_layer: "Callable[[Definition, int], nn.Module] | None" = None
     """Returns the layer of a number; None: a `DecoderLayer`."""
+    make_body: "Callable[[Definition], Body] | None" = None
+    """Returns the model without its head; None: a `Body`."""
     make_mlp: Callable[[int], nn.Module | None] | None = None
     """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp`."""
     mlp_name: str = "mlp"
@@ -109,12 +111,16 @@ class Definition:
     """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
     windows: tuple[int | None, ...]
     """Of each layer: tokens that a token sees; None: all before it."""
+    chunks: tuple[int | None, ...] = ()
+    """Of each layer: tokens of the chunks that it attends within; None: no chunks; empty: no layer has any."""
     ropes: tuple[str | None, ...]
     """Of each layer: the kind of its rope in the config's `rope_parameters`; empty: the only one; None: no positions."""
     interleaved: bool = False
     """See `Rope`."""
-    growth: tuple[float, int] | None = None
+    growth: QueryGrowth | None = None
     """See `Rope`."""
+    plain_growth: QueryGrowth | None = None
+    """Of queries in layers without positions."""
     partial_rope: bool = False
     """The config's `partial_rotary_factor` counts."""
     scaling: float
@@ -164,7 +170,8 @@ class Definition:
         if self.latent is not None:
             return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
-        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, window=self.windows[layer], softcap=self.softcap)
+        chunk = self.chunks[layer] if self.chunks else None
+        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, self.windows[layer], self.softcap, chunk=chunk)
 
     @classmethod
     def without_attention(cls, config: Any, **different: Any) -> "Definition":
@@ -242,7 +249,7 @@ class DecoderLayer(nn.Module):
         return self._modules[name] if name else None
 
     def forward(
-        self, normed: torch.Tensor, residual: torch.Tensor, turn: Turn | None, context: StepContext, following: nn.Module | None
+        self, normed: torch.Tensor, residual: torch.Tensor, rotation: StepRotation | None, context: StepContext, following: nn.Module | None
     ) -> torch.Tensor:
         """Return what the next layer reads, [T, width]: `following`, the norm that begins it, of the new residual.
 
@@ -251,7 +258,7 @@ class DecoderLayer(nn.Module):
         names, scale = self.definition.norms, self.definition.residual_scale
         if not (self.attends or self.recurs):
             return add_norm(self._feed(normed), residual, following, scale)
-        update = self._mix(normed, turn, context)
+        update = self._mix(normed, rotation, context)
         if self.definition.parallel:
             return add_norm(update + self._feed(normed), residual, following, scale)
         if (after := self.norm_of(names.after_attention)) is not None:
@@ -263,11 +270,11 @@ class DecoderLayer(nn.Module):
             update = after(update)
         return add_norm(update, residual, following, scale)
 
-    def _mix(self, normed: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
+    def _mix(self, normed: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:
         """Return the output of attention, of the recurrent part, or the sum of both."""
         update: torch.Tensor | None = None
         if self.attends:
-            update = _scaled(self.attention(normed, turn, context), self.definition.attention_scale)
+            update = _scaled(self.attention(normed, rotation, context), self.definition.attention_scale)
         if (recurrence := self.definition.recurrence) is not None and self.recurs:
             other = _scaled(self.recurrent(normed, context), recurrence.scale)
             update = other if update is None else update + other
@@ -281,7 +288,7 @@ class DecoderLayer(nn.Module):
             out: torch.Tensor = mlp(states)
         else:
             answer = mlp(states[None])
-            out = (answer[0] if isinstance(answer, tuple) else answer)[0]
+            out = (answer[0] if isinstance(answer, tuple) else answer).view(states.shape)
         if self.definition.shared_mlp is not None:
             out = out + getattr(self, self.definition.shared_mlp[0])(states)
         return out
@@ -300,7 +307,7 @@ def make_attention(definition: Definition, index: int, place: int) -> CausalAtte
         output_bias=definition.output_bias,
         stacked=definition.stacked,
         sinks=definition.sinks,
-        head_norms=definition.head_norms,
+        head_norms="none" if definition.head_norms == "rotated" and definition.ropes[index] is None else definition.head_norms,
         gated=definition.gated,
         names=definition.attention_names,
     )
@@ -343,7 +350,8 @@ class Body(nn.Module):
         make = definition.make_layer or DecoderLayer
         self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
         self.add_module(definition.norm_name, definition.make_norm(definition.width))
-        self.ropes: dict[str, Rope] = {}
+        self.ropes: dict[str | None, Rope] = {}
+        """By kind; None: of layers without positions, if their queries grow."""
 
     @property
     def embedding(self) -> nn.Module:
@@ -362,13 +370,13 @@ class Body(nn.Module):
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
         residual = self.embed(tokens)
-        turns = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
+        rotations = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
         first, *following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
         if self.definition.wide_residual:
             residual = residual.float()
         for layer, norm in zip(self.layers, following, strict=True):
-            states = layer(states, residual, None if layer.rope is None else turns[layer.rope], context, norm)  # type: ignore[index]
+            states = layer(states, residual, rotations.get(layer.rope), context, norm)  # type: ignore[call-overload]
         return states
 
 
@@ -398,7 +406,7 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.definition = type(self).define(config)
-        self.add_module(self.base_model_prefix, Body(self.definition))
+        self.add_module(self.base_model_prefix, (self.definition.make_body or Body)(self.definition))
         self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
         self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
         self.post_init()
@@ -445,8 +453,10 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
                 layer.absorb()
         for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
             frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
-            growth = definition.growth if definition.growth and definition.growth[1] < limit else None
+            growth = definition.growth if definition.growth and definition.growth.length < limit else None
             self.model.ropes[kind] = Rope(frequencies.to(self.device), scale, definition.interleaved, growth)
+        if definition.plain_growth is not None:
+            self.model.ropes[None] = Rope(torch.empty(0, device=self.device), growth=definition.plain_growth)
 
     def stack(self) -> int:
         """Stack projections of one input, in place; return the number of stacks."""

@@ -21,6 +21,8 @@ def _mechanisms(text: PreTrainedConfig, layers: Sequence[LayerSpec]) -> Iterator
     windowed = sum(layer.window is not None for layer in layers)
     if windowed:
         yield "windows" if windowed == len(layers) else "windows and full attention"
+    if any(layer.chunk is not None for layer in layers):
+        yield "chunked and full attention"
     if any(layer.softcap for layer in layers):
         yield "soft-capped scores"
     if any(layer.sinks is not None for layer in layers):

@@ -20,8 +20,12 @@ they are equal."""
 WRAPPERS: Final = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",

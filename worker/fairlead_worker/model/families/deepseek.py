@@ -3,8 +3,10 @@
 from math import log
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition
+from fairlead_worker.model.decoder import Definition, Recurrence
 from fairlead_worker.model.families.experts import make_experts
+from fairlead_worker.model.layers.delta import DeltaShape
+from fairlead_worker.model.layers.kimi_delta import KimiDelta
 from fairlead_worker.model.layers.latent import LatentSizes
 
 ALIGNMENT = 4
@@ -20,7 +22,7 @@ def define_latent(config: Any, query_scale: float = 1.0, kv_scale: float = 1.0, 
     if rank % ALIGNMENT:
         return None
     sizes = LatentSizes(rank, config.q_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, kv_scale)
-    scaling = query_scale * _scaling(config.rope_parameters, sizes.query)
+    scaling = query_scale * _scaling(getattr(config, "rope_parameters", {}), sizes.query)
     return Definition.read(config, latent=sizes, head_dim=sizes.qk_rope_head_dim, scaling=scaling, **different)
 
 
@@ -37,6 +39,19 @@ def deepseek_v2(config: Any) -> Definition | None:
 
 def deepseek_v3(config: Any) -> Definition | None:
     return define_latent(config, interleaved=config.rope_interleave, make_mlp=make_experts(config))
+
+
+def kimi_linear(config: Any) -> Definition | None:
+    """Latents without positions in some layers, and Kimi delta attention in the others."""
+    heads, dim = config.linear_num_heads, config.linear_head_dim
+    shape = DeltaShape(config.hidden_size, heads, heads, dim, dim, config.linear_conv_kernel_dim, config.rms_norm_eps)
+    layers = tuple(kind == "linear_attention" for kind in config.layer_types)
+    return define_latent(
+        config,
+        ropes=(None,) * len(layers),
+        recurrence=Recurrence("self_attn", layers, lambda _, index: KimiDelta(shape, index)),
+        make_mlp=make_experts(config),
+    )
 
 
 def youtu(config: Any) -> Definition | None:

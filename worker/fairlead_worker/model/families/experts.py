@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from fairlead_worker.model.decoder import Definition, windows_of
+from fairlead_worker.model.decoder import BEFORE, Definition, windows_of
+from fairlead_worker.model.families import llama
 from fairlead_worker.model.layers.mlp import GatedMlp
 
 
@@ -52,6 +53,15 @@ def olmoe(config: Any) -> Definition | None:
 
 def minimax_m2(config: Any) -> Definition:
     return Definition.read(config, head_norms="all", partial_rope=True, bias=False, output_bias=False, make_mlp=make_experts(config))
+
+
+def exaone_moe(config: Any) -> Definition:
+    """Unlike dense models of EXAONE 4, with norms before the sublayers."""
+    return llama.exaone4(config, norms=BEFORE, make_mlp=make_experts(config))
+
+
+def ernie_moe(config: Any) -> Definition:
+    return llama.ernie(config, make_mlp=make_experts(config))
 
 
 def gpt_oss(config: Any) -> Definition:

@@ -20,6 +20,6 @@ def glm4_moe(config: Any) -> Definition:
         config,
         output_bias=False,
         partial_rope=True,
-        head_norms="each" if config.use_qk_norm else "none",
+        head_norms="each" if getattr(config, "use_qk_norm", False) else "none",
         make_mlp=make_experts(config),
     )

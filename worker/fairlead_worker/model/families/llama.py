@@ -7,6 +7,7 @@ from typing import Any
 from fairlead_worker.model.decoder import AFTER, Definition, windows_of
 from fairlead_worker.model.layers.mlp import PlainMlp
 from fairlead_worker.model.layers.norm import LayerNorm
+from fairlead_worker.model.layers.rotary import QueryGrowth
 
 
 def llama(config: Any) -> Definition:
@@ -24,8 +25,9 @@ def mistral(config: Any) -> Definition:
 def ministral3(config: Any) -> Definition:
     """Queries grow beyond the original context."""
     rope = config.rope_parameters
-    growth = (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) if rope.get("llama_4_scaling_beta") else None
-    return replace(mistral(config), growth=growth)
+    if not (factor := rope.get("llama_4_scaling_beta")):
+        return mistral(config)
+    return replace(mistral(config), growth=QueryGrowth(factor, rope["original_max_position_embeddings"]))
 
 
 def qwen2(config: Any) -> Definition:
@@ -45,19 +47,23 @@ def smollm3(config: Any) -> Definition:
 
     Layers of the type `sliding_attention` have the window without `use_sliding_window` too, as in the masks of transformers.
     """
-    return Definition.read(config, windows=windows_of(config), ropes=tuple("" if turned else None for turned in config.no_rope_layers))
+    return Definition.read(config, windows=windows_of(config), ropes=tuple("" if has_rope else None for has_rope in config.no_rope_layers))
 
 
-def ernie(config: Any) -> Definition:
+def ernie(config: Any, **different: Any) -> Definition:
     biased = config.use_bias
-    return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True)
+    return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True, **different)
+
+
+def helium(config: Any) -> Definition:
+    return Definition.read(config, output_bias=False, interleaved=True)
 
 
 def phi3(config: Any) -> Definition:
     return Definition.read(config, windows=windows_of(config), stacked=True, partial_rope=True)
 
 
-def exaone4(config: Any) -> Definition:
+def exaone4(config: Any, **different: Any) -> Definition:
     """Norms after the sublayers; layers that see all tokens have no positions, if others have windows."""
     windows = windows_of(config)
     hybrid = config.sliding_window is not None
@@ -65,10 +71,10 @@ def exaone4(config: Any) -> Definition:
         config,
         windows=windows,
         ropes=tuple("" if window or not hybrid else None for window in windows),
-        norms=AFTER,
         head_norms="each",
         bias=False,
         output_bias=False,
+        **{"norms": AFTER, **different},
     )
 
 

@@ -9,7 +9,7 @@ from fairlead_worker.kernels.base import StepContext
 from fairlead_worker.model.decoder import Definition, add_norm, make_attention, make_mlp
 from fairlead_worker.model.families.deepseek import define_latent
 from fairlead_worker.model.families.experts import make_experts
-from fairlead_worker.model.layers.rotary import Turn
+from fairlead_worker.model.layers.rotary import StepRotation
 
 
 class LongcatLayer(nn.Module):
@@ -29,13 +29,13 @@ class LongcatLayer(nn.Module):
         return self.input_layernorm[0]
 
     def forward(
-        self, normed: torch.Tensor, residual: torch.Tensor, turn: Turn, context: StepContext, following: nn.Module | None
+        self, normed: torch.Tensor, residual: torch.Tensor, rotation: StepRotation, context: StepContext, following: nn.Module | None
     ) -> torch.Tensor:
         """As `DecoderLayer.forward`."""
-        states = add_norm(self.self_attn[0](normed, turn, context), residual, self.post_attention_layernorm[0])
+        states = add_norm(self.self_attn[0](normed, rotation, context), residual, self.post_attention_layernorm[0])
         experts: torch.Tensor = self.mlp(states[None])[0]
         states = add_norm(self.mlps[0](states), residual, self.input_layernorm[1])
-        states = add_norm(self.self_attn[1](states, turn, context), residual, self.post_attention_layernorm[1])
+        states = add_norm(self.self_attn[1](states, rotation, context), residual, self.post_attention_layernorm[1])
         return add_norm(self.mlps[1](states) + experts, residual, following)
 
 

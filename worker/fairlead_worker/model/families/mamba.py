@@ -5,9 +5,9 @@ from typing import Any
 
 from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
-from fairlead_worker.model.families.granite import granite
+from fairlead_worker.model.families.granite import granite, make_shared
 from fairlead_worker.model.layers.mamba2 import Mamba2, Mamba2Shape
-from fairlead_worker.model.layers.mlp import GatedMlp, StackedMlp
+from fairlead_worker.model.layers.mlp import GatedMlp
 from fairlead_worker.model.layers.norm import RmsNorm
 
 BAMBA = NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm")
@@ -40,7 +40,7 @@ def bamba(config: Any) -> Definition:
 
 def granite_hybrid(config: Any) -> Definition:
     """Granite 4: an MLP beside the experts, or alone; mostly without positions (IBM 2025)."""
-    shared = partial(StackedMlp, config.hidden_size, config.shared_intermediate_size, config.hidden_act, ("input_linear", "output_linear"))
+    shared = make_shared(config)
     different: dict[str, Any] = {"mlp_name": "shared_mlp", "make_mlp": lambda _: shared()}
     if config.num_local_experts:
         different = {

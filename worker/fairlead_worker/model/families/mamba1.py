@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.mamba1 import Mamba1
@@ -12,19 +10,17 @@ from fairlead_worker.model.layers.norm import PlainRmsNorm, RmsNorm
 
 
 def mamba(config: Any, make_norm: Any = None) -> Definition:
-    def make(_: int, index: int) -> nn.Module:
-        return Mamba1(
-            config.hidden_size,
-            config.intermediate_size,
-            config.state_size,
-            int(config.time_step_rank),
-            config.conv_kernel,
-            index,
-            bias=config.use_bias,
-            convolution_bias=config.use_conv_bias,
-            make_norm=make_norm,
-        )
-
+    make = partial(
+        Mamba1,
+        config.hidden_size,
+        config.intermediate_size,
+        config.state_size,
+        int(config.time_step_rank),
+        config.conv_kernel,
+        bias=config.use_bias,
+        convolution_bias=config.use_conv_bias,
+        make_norm=make_norm,
+    )
     return Definition.without_attention(
         config,
         make_norm=partial(RmsNorm, eps=config.layer_norm_epsilon),
@@ -32,7 +28,7 @@ def mamba(config: Any, make_norm: Any = None) -> Definition:
         embedding_name="embeddings",
         norm_name="norm_f",
         wide_residual=config.residual_in_fp32,
-        recurrence=Recurrence("mixer", (True,) * config.num_hidden_layers, make),
+        recurrence=Recurrence("mixer", (True,) * config.num_hidden_layers, lambda _, index: make(index)),
     )
 
 
@@ -43,21 +39,17 @@ def falcon_mamba(config: Any) -> Definition:
 
 def jamba(config: Any) -> Definition:
     """No positions; experts in some layers (Lieber et al. 2024)."""
-    make_norm = partial(RmsNorm, eps=config.rms_norm_eps)
-
-    def make(_: int, index: int) -> nn.Module:
-        return Mamba1(
-            config.hidden_size,
-            config.mamba_expand * config.hidden_size,
-            config.mamba_d_state,
-            config.mamba_dt_rank,
-            config.mamba_d_conv,
-            index,
-            bias=config.mamba_proj_bias,
-            convolution_bias=config.mamba_conv_bias,
-            make_norm=make_norm,
-        )
-
+    make = partial(
+        Mamba1,
+        config.hidden_size,
+        config.mamba_expand * config.hidden_size,
+        config.mamba_d_state,
+        config.mamba_dt_rank,
+        config.mamba_d_conv,
+        bias=config.mamba_proj_bias,
+        convolution_bias=config.mamba_conv_bias,
+        make_norm=partial(RmsNorm, eps=config.rms_norm_eps),
+    )
     return Definition.read(
         config,
         norms=NormNames(before_attention="input_layernorm", before_mlp="pre_ff_layernorm"),
@@ -67,5 +59,5 @@ def jamba(config: Any) -> Definition:
         bias=False,
         output_bias=False,
         ropes=(None,) * config.num_hidden_layers,
-        recurrence=Recurrence("mamba", tuple(kind == "linear_attention" for kind in config.layer_types), make),
+        recurrence=Recurrence("mamba", tuple(kind == "linear_attention" for kind in config.layer_types), lambda _, index: make(index)),
     )

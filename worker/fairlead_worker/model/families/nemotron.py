@@ -1,4 +1,4 @@
-"""Nemotron-H (NVIDIA 2025): layers of one part each."""
+"""Nemotron (NVIDIA 2024), and Nemotron-H (2025) with layers of one part each."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,18 @@ from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.families.mamba import make_shape
 from fairlead_worker.model.layers.mamba2 import Mamba2
 from fairlead_worker.model.layers.mlp import PlainMlp
-from fairlead_worker.model.layers.norm import RmsNorm
+from fairlead_worker.model.layers.norm import LayerNorm, RmsNorm
+
+
+def nemotron(config: Any) -> Definition:
+    """Layer norms by weight + 1, and a squared ReLU without a gate."""
+    inner, names = config.intermediate_size, ("up_proj", "down_proj")
+    return Definition.read(
+        config,
+        make_norm=partial(LayerNorm, eps=config.norm_eps, plus_one=True),
+        partial_rope=True,
+        make_mlp=lambda _: PlainMlp(config.hidden_size, inner, config.hidden_act, config.mlp_bias, names),
+    )
 
 
 def nemotron_h(config: Any) -> Definition | None:

@@ -1,10 +1,10 @@
-"""The gated delta rule (Yang et al. 2024), as Qwen3-Next and Qwen3.5 have it: a linear attention whose state forgets and is corrected.
+"""The gated delta rule (Yang et al. 2024) of Qwen3-Next, Qwen3.5 and OLMo Hybrid: a linear attention whose state forgets and is corrected.
 
 A head's state S [key_dim, value_dim] maps keys to values. A token with key k and value v makes it S' = a S + k (b (v - (a S)^T k))^T, where
 a is its decay and b how far the value is corrected; its output is S'^T q.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,13 +31,16 @@ class DeltaShape:
     convolution: int
     """Tokens that the convolution before it sees."""
     eps: float
+    correction: float = 1.0
+    """The most that a value is corrected; above 1, a state may change its sign (OLMo Hybrid)."""
 
 
 class GatedNorm(nn.Module):
-    """weight * x / sqrt(mean(x²) + eps) * silu(gate), in float32."""
+    """weight * x / sqrt(mean(x²) + eps) * activation(gate), in float32."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
 
@@ -46,11 +49,13 @@ class GatedNorm(nn.Module):
         wide = states.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         weighted = self.weight * normed.to(states.dtype)
-        return (weighted * functional.silu(gate.float())).to(states.dtype)
+        return (weighted * self.activation(gate.float())).to(states.dtype)
 
 
 class GatedDelta(nn.Module):
     """A layer with the gated delta rule. `project` reads a checkpoint's own matrices."""
+
+    NORM, OUT = "norm", "out_proj"
 
     def __init__(self, shape: DeltaShape, index: int) -> None:
         """index: among the recurrent layers."""
@@ -60,8 +65,8 @@ class GatedDelta(nn.Module):
         self.conv1d = CausalConvolution(2 * self.key_size + self.value_size, shape.convolution, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
         self.A_log = nn.Parameter(torch.empty(shape.value_heads))
-        self.norm = GatedNorm(shape.value_dim, shape.eps)
-        self.out_proj = nn.Linear(self.value_size, shape.width, bias=False)
+        self.add_module(self.NORM, GatedNorm(shape.value_dim, shape.eps))
+        self.add_module(self.OUT, nn.Linear(self.value_size, shape.width, bias=False))
 
     @property
     def state(self) -> StateSpec:
@@ -72,17 +77,24 @@ class GatedDelta(nn.Module):
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values side by side, gates, corrections and decays, each [T, ...], before their activations.
 
-        Qwen3-Next and Qwen3.5 store these projections in different orders: each has its own subclass.
+        Each family stores these projections in its own way, and has its own subclass.
         """
         raise NotImplementedError
+
+    def log_decay(self, decay: torch.Tensor) -> torch.Tensor:
+        """Return logarithms of decays [T, heads] in float32."""
+        return -self.A_log.float().exp() * functional.softplus(decay.float() + self.dt_bias)
+
+    def run(self, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do what `advance_chunks` says."""
+        return advance_token(*parts) if parts[0].shape[2] == 1 else advance_chunks(*parts)
 
     def forward(self, states: torch.Tensor, context: RecurrentContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
         mixed, gate, correction, decay = self.project(states)
-        log_decay = -self.A_log.float().exp() * functional.softplus(decay.float() + self.dt_bias)
-        mixed = context.scan(self, mixed, log_decay, correction.sigmoid())
-        normed = self.norm(mixed, torch.unflatten(gate, -1, mixed.shape[1:]))
-        out: torch.Tensor = self.out_proj(normed.flatten(1))
+        mixed = context.scan(self, mixed, self.log_decay(decay), correction.sigmoid() * self.shape.correction)
+        normed = getattr(self, self.NORM)(mixed, torch.unflatten(gate, -1, mixed.shape[1:]))
+        out: torch.Tensor = getattr(self, self.OUT)(normed.flatten(1))
         return out
 
     def advance(self, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
@@ -99,9 +111,7 @@ class GatedDelta(nn.Module):
             log_decay,
             correction.float(),
         ]
-        query, key, value, log_decay, correction = (part.transpose(1, 2) for part in parts)
-        run = advance_token if mixed.shape[1] == 1 else advance_chunks
-        values, state = run(query, key, value, log_decay, correction, states[1])
+        values, state = self.run(*(part.transpose(1, 2) for part in parts), states[1])
         return values.transpose(1, 2).to(mixed.dtype), (last, state)
 
 
@@ -117,6 +127,28 @@ class SplitDelta(GatedDelta):
 
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.in_proj_qkv(states), self.in_proj_z(states), self.in_proj_b(states), self.in_proj_a(states)
+
+
+class NamedDelta(GatedDelta):
+    """With a matrix for each of its inputs, by the names of attention, as OLMo Hybrid has them."""
+
+    NORM, OUT = "o_norm", "o_proj"
+
+    def __init__(self, shape: DeltaShape, index: int) -> None:
+        super().__init__(shape, index)
+        sizes = {
+            "q": self.key_size,
+            "k": self.key_size,
+            "v": self.value_size,
+            "g": self.value_size,
+            **dict.fromkeys("ba", shape.value_heads),
+        }
+        for name, size in sizes.items():
+            self.add_module(f"{name}_proj", nn.Linear(shape.width, size, bias=False))
+
+    def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value, gate, correction, decay = (getattr(self, f"{name}_proj")(states) for name in "qkvgba")
+        return torch.cat((query, key, value), -1), gate, correction, decay
 
 
 class JoinedDelta(GatedDelta):

@@ -17,7 +17,7 @@ from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.exact import reader_of
 from fairlead_worker.model.layers.heads import HeadLinear
 from fairlead_worker.model.layers.norm import RmsNorm
-from fairlead_worker.model.layers.rotary import Turn
+from fairlead_worker.model.layers.rotary import StepRotation
 from fairlead_worker.model.layers.stack import Projections
 
 EPSILON = 1e-6
@@ -55,6 +55,7 @@ PLAN = {
     **dict.fromkeys((f"layers.*.self_attn.{name}" for name in ("q_proj", "q_b_proj", "kv_b_proj")), "colwise"),
     "layers.*.self_attn.kv_a_proj_with_mqa": "replicate",
     "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.self_attn.conv1d": "colwise",  # of Kimi's recurrent layers, for which it is refused
 }
 """Of tensor parallelism: ranks share the heads, and each has all latents."""
 
@@ -108,17 +109,18 @@ class LatentAttention(Projections):
         weight = (read(0, self.kv_b_proj.out_features) * sizes.kv_scale).to(dtype)
         self.kv_b_proj = Absorbed(weight.view(self.spec.heads, -1, sizes.kv_lora_rank), sizes.qk_nope_head_dim)
 
-    def forward(self, states: torch.Tensor, turn: Turn, context: StepContext) -> torch.Tensor:
-        """Return [T, width] for states [T, width]. turn: rotates queries and keys."""
+    def forward(self, states: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:
+        """Return [T, width] for states [T, width]. rotation: rotates queries and keys; None: they have no positions."""
         sizes, absorbed = self.latent, self.kv_b_proj
         query, latent = self.project(states)
         if self.q_proj is None:
             query = self.q_b_proj(self.q_a_layernorm(query))
         query = torch.unflatten(query, -1, (-1, sizes.query))
-        plain, turned = query[..., : sizes.qk_nope_head_dim], query[..., sizes.qk_nope_head_dim :]
+        plain, rotated = query[..., : sizes.qk_nope_head_dim], query[..., sizes.qk_nope_head_dim :]
         latent, shared = latent[:, None, : sizes.kv_lora_rank], latent[:, None, sizes.kv_lora_rank :]
-        turned, shared = turn(turned, shared)
-        query = torch.cat((absorbed.query(plain), turned), -1)
+        if rotation is not None:
+            rotated, shared = rotation(rotated, shared)
+        query = torch.cat((absorbed.query(plain), rotated), -1)
         key = torch.cat((self.kv_a_layernorm(latent), shared), -1)
         attended = context.attend(self.index, query, key, key[..., : sizes.kv_lora_rank])
         out: torch.Tensor = self.o_proj(absorbed.value(attended).flatten(1))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.sums import RankSum
@@ -78,9 +79,14 @@ class PlainRmsNorm(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """Layer norm (Ba et al. 2016), in float32."""
 
+    def __init__(self, width: int, eps: float, bias: bool = True, plus_one: bool = False) -> None:
+        """plus_one: the factors are the weights + 1 (Nemotron)."""
+        super().__init__(width, eps, bias=bias)
+        self.plus_one = plus_one
+
     def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """As `RmsNorm.forward`."""
         if residual is not None:
             residual += states
             states = residual
-        return super().forward(states)
+        return functional.layer_norm(states, self.normalized_shape, self.weight + 1 if self.plus_one else self.weight, self.bias, self.eps)

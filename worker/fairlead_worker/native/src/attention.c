@@ -427,7 +427,8 @@ void attend(Member *member, const Attention *layer, const Step *step, const void
 
 static void attention_body(Member *member, const void *args) {
     const Job *job = args;
-    store(member, job->layer, job->step, job->key, job->key_stride, job->value, job->value_stride);
+    if (job->key) /* else another layer has stored what this one reads */
+        store(member, job->layer, job->step, job->key, job->key_stride, job->value, job->value_stride);
     attend(member, job->layer, job->step, job->query, job->query_stride, job->output, job->output_stride);
 }
 

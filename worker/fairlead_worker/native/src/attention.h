@@ -25,7 +25,11 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline size_t size_of(const Step *step) { return step->kind == BFLOAT16 ? 2 : 4; }
 
-static inline int64_t first_key(const Attention *layer, int64_t position) { return layer->window ? most(0, position - layer->window + 1) : 0; }
+static inline int64_t first_key(const Attention *layer, int64_t position) {
+    if (layer->chunk)
+        return position / layer->chunk * layer->chunk;
+    return layer->window ? most(0, position - layer->window + 1) : 0;
+}
 
 /* Number of key segments that a row sees. */
 static inline int64_t segments(const Attention *layer, const Step *step, int64_t row) {

@@ -81,6 +81,7 @@ typedef struct {
     float scaling;
     float softcap;  /* 0: none */
     int64_t window; /* 0: none; else a query at p sees p - window + 1 .. p */
+    int64_t chunk;  /* 0: none; else a query at p sees p / chunk * chunk .. p */
     const float *sinks; /* [heads] the score of one more key, without a value; NULL: none */
 } Attention;
 
