@@ -41,6 +41,11 @@ def workers_service(service: InferenceService) -> str:
     return f"{service.name}-workers"
 
 
+def workers_url(service: InferenceService, cluster_domain: str) -> str:
+    """Return the URL at which routers and new workers discover the workers."""
+    return f"dns://{workers_service(service)}.{service.namespace}.svc.{cluster_domain}:{WORKER_PORT}"
+
+
 def deployment(service: InferenceService, component: str) -> str:
     return f"{service.name}-{component}"
 

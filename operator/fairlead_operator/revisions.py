@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.kube.kinds import REVISIONS, make_child
 from fairlead_operator.objects import Object
 
-KIND = "ControllerRevision"
 MAX_REVISIONS = 5  # revisions of one component, including the wanted one
 
 
@@ -179,13 +179,9 @@ def belongs_to(body: Mapping[str, Any], service: InferenceService, component: st
 
 def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: CanaryFailure) -> Object:
     """Build a ControllerRevision. `number` grows with use: the revision used last has the highest."""
-    metadata = names.metadata(service, name, component)
+    made = make_child(service, REVISIONS, name, component, revision=number, data=data)
     if failed:
-        metadata["annotations"] = {names.CANARY_FAILED: failed.reason} | ({names.CANARY_RETRY: failed.retry} if failed.retry else {})
-    return {
-        "apiVersion": "apps/v1",
-        "kind": KIND,
-        "metadata": metadata,
-        "revision": number,
-        "data": data,
-    }
+        made["metadata"]["annotations"] = {names.CANARY_FAILED: failed.reason} | (
+            {names.CANARY_RETRY: failed.retry} if failed.retry else {}
+        )
+    return made

@@ -12,7 +12,7 @@ from fairlead_operator import names
 from fairlead_operator.api import API_VERSION, InferenceService, InvalidManifest
 from fairlead_operator.api.profile import PROFILE_KIND, PROFILE_PLURAL
 from fairlead_operator.api.resources import NVIDIA
-from fairlead_operator.children import groups
+from fairlead_operator.kube.kinds import WORKER_SETS
 from fairlead_operator.objects import component_of
 from fairlead_operator.profiles import given_fields, merge_specs, profile_name
 from fairlead_operator.status import groups as group_view
@@ -71,7 +71,7 @@ def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
     facts.replica_sets = list_items(f"{apps}/replicasets", "list replicasets.apps", selector=selector)
     facts.pods = list_items(f"{core}/pods", "list pods", selector=selector)
     if ((facts.service.get("spec") or {}).get("engine") or {}).get("nodes", 1) > 1:
-        sets = f"/apis/{groups.API_VERSION}/namespaces/{namespace}/leaderworkersets"
+        sets = WORKER_SETS.path(namespace)
         for one in list_items(sets, "list leaderworkersets.leaderworkerset.x-k8s.io", selector=selector):
             by_component[component_of(one)] = group_view.as_deployment(one, facts.pods)
     facts.deployments = by_component

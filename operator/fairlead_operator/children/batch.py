@@ -8,7 +8,9 @@ from pathlib import PurePosixPath
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.batch import Batch
-from fairlead_operator.children import pods, router_tls, secrets, security
+from fairlead_operator.children import pods, router_tls, secrets
+from fairlead_operator.children.pods import Mounted
+from fairlead_operator.kube.kinds import KUBE_SERVICES, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import batch_revision, pin
@@ -20,6 +22,9 @@ SECRET_KEY = "secret"
 SECRET_FILE = PurePosixPath("/etc/fairlead/batch") / SECRET_KEY
 """Secret that routers and batch server share, mounted in both."""
 STORAGE_MOUNT = "/var/lib/fairlead"
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False}
+_CREDENTIALS |= {"AWS_SESSION_TOKEN": True, "AWS_ENDPOINT_URL": True, "AWS_REGION": True}
+"""Keys of `spec.batch.secretName`, and whether each is optional."""
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed) -> list[Object]:
@@ -43,30 +48,20 @@ def router_flags(service: InferenceService, settings: Settings) -> dict[str, obj
     return {"batch-url": f"http://{host}:{names.BATCH_PORT}", "batch-secret-file": SECRET_FILE}
 
 
-def secret_volumes(service: InferenceService) -> list[Object]:
+def mounted_secret(service: InferenceService) -> list[Mounted]:
     """Return the volume of the shared secret; none without `spec.batch`."""
     if service.spec.batch is None:
         return []
-    return [{"name": "batch-secret", "secret": {"secretName": names.batch_secret(service), "defaultMode": 0o440}}]
-
-
-def secret_mounts(service: InferenceService) -> list[Object]:
-    if service.spec.batch is None:
-        return []
-    return [{"name": "batch-secret", "mountPath": str(SECRET_FILE.parent), "readOnly": True}]
+    return [Mounted("batch-secret", SECRET_FILE.parent, pods.secret_source(names.batch_secret(service)))]
 
 
 def _service(service: InferenceService) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": names.metadata(service, names.deployment(service, names.BATCH), names.BATCH),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": names.selector(service, names.BATCH),
-            "ports": [{"name": "http", "port": names.BATCH_PORT, "targetPort": names.BATCH_PORT, "protocol": "TCP", "appProtocol": "http"}],
-        },
+    spec = {
+        "type": "ClusterIP",
+        "selector": names.selector(service, names.BATCH),
+        "ports": [{"name": "http", "port": names.BATCH_PORT, "targetPort": names.BATCH_PORT, "protocol": "TCP", "appProtocol": "http"}],
     }
+    return make_child(service, KUBE_SERVICES, names.deployment(service, names.BATCH), names.BATCH, spec=spec)
 
 
 def _template(service: InferenceService, batch: Batch, settings: Settings) -> Object:
@@ -79,37 +74,26 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "secret-file": SECRET_FILE,
         "max-concurrency": batch.max_concurrency,
     }
-    volumes, mounts, variables = _storage(batch)
-    container: Object = {
-        "name": names.BATCH,
-        "image": router_image(service, settings),
-        "imagePullPolicy": settings.image_pull_policy,
-        "command": ["fairlead-batch"],
-        "args": [f"--{flag}={value}" for flag, value in flags.items()],
-        "env": [{"name": "HOME", "value": "/tmp"}, *variables],
-        "ports": [{"name": "admin", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],  # the PodMonitor's and the probes' name
-        "resources": pods.CONTROL_RESOURCES,
-        "securityContext": security.container_context(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *secret_mounts(service), *router_tls.mounts(service), *mounts],
-        "startupProbe": pods.probe("/health", period=2, failures=60),
-        "readinessProbe": pods.probe("/ready", period=2, failures=2),
-        "livenessProbe": pods.liveness(failures=6),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    volumes = [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *router_tls.certificate_volumes(service), *volumes]
-    spec = pods.pod_spec(service, settings, names.BATCH, container, volumes)
+    mounted = [pods.TMP, *mounted_secret(service), *router_tls.mounted_certificate(service)]
+    if batch.claim:
+        mounted.append(Mounted("storage", STORAGE_MOUNT, {"persistentVolumeClaim": {"claimName": batch.claim}}, read_only=False))
+    container = pods.make_container(
+        settings,
+        names.BATCH,
+        router_image(service, settings),
+        ["fairlead-batch"],
+        pods.command_line(flags),
+        mounted,
+        env=[{"name": "HOME", "value": "/tmp"}, *_credentials(batch)],
+        ports=[{"name": "admin", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],  # the PodMonitor's and the probes' name
+        resources=pods.CONTROL_RESOURCES,
+        **pods.probes(startup_period=2, liveness_failures=6),
+    )
+    spec = pods.pod_spec(service, settings, names.BATCH, container, mounted)
     return pods.finish(service, names.BATCH, batch_revision(service), {"spec": spec}, batch.pod_template)
 
 
-def _storage(batch: Batch) -> tuple[list[Object], list[Object], list[Object]]:
-    """Return the volumes, mounts and variables of the storage."""
-    if batch.claim:
-        volume = {"name": "storage", "persistentVolumeClaim": {"claimName": batch.claim}}
-        return [volume], [{"name": "storage", "mountPath": STORAGE_MOUNT}], []
-    variables: list[Object] = []
-    if batch.secret_name is not None:
-        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": batch.secret_name, "key": key}}})
-        for key in ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION"):
-            variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": batch.secret_name, "key": key, "optional": True}}})
-    return [], [], variables
+def _credentials(batch: Batch) -> list[Object]:
+    if batch.secret_name is None:
+        return []
+    return [pods.secret_variable(key, batch.secret_name, key, optional=optional) for key, optional in _CREDENTIALS.items()]

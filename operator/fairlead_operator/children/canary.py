@@ -16,6 +16,7 @@ from fairlead_common.canary_split import Split
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import pods
+from fairlead_operator.kube.kinds import CONFIG_MAPS, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import find_revision
 from fairlead_operator.rollout.sides import Sides
@@ -42,25 +43,16 @@ def stable_template(service: InferenceService, sides: Sides, seen: Iterable[Mapp
     return deepcopy(kept["data"]["template"]) if kept is not None else deepcopy(dict(sides.live or {}))
 
 
-def router_volumes(service: InferenceService) -> list[Object]:
-    """Return the volume of the split. It is optional: a router may start before the ConfigMap exists, and gets the file later."""
+def mounted_split(service: InferenceService) -> list[pods.Mounted]:
+    """Return the routers' volume of the split; none without `spec.rollout.canary`."""
     if service.spec.rollout.canary is None:
         return []
-    return [{"name": "split", "configMap": {"name": names.split(service), "optional": True, "defaultMode": 0o444}}]
-
-
-def router_mounts(service: InferenceService) -> list[Object]:
-    return [{"name": "split", "mountPath": str(SPLIT_FILE.parent), "readOnly": True}] if router_volumes(service) else []
+    return [pods.Mounted("split", SPLIT_FILE.parent, pods.optional_config(names.split(service)))]
 
 
 def _config_map(service: InferenceService, split: Split) -> Object:
     content = msgspec.to_builtins(split) if split.revision else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": names.metadata(service, names.split(service), names.ROUTER),
-        "data": {SPLIT_FILE.name: json.dumps(content)},
-    }
+    return make_child(service, CONFIG_MAPS, names.split(service), names.ROUTER, data={SPLIT_FILE.name: json.dumps(content)})
 
 
 def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, min_ready_seconds: int) -> Object:

@@ -14,6 +14,7 @@ from fairlead_operator.api.engine import Engine, KvCache
 from fairlead_operator.api.engine_runtime import Runtime
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children.model_source import ModelSource
+from fairlead_operator.children.pods import command_line
 
 ENGINE_PORT, EVENTS_PORT, REPLAY_PORT = 8100, 5557, 5558
 """On the loopback of the pod: no other pod reaches them."""
@@ -41,12 +42,11 @@ def _vllm(service: InferenceService, source: ModelSource) -> list[str]:
             engine, {"max_model_len": "max-model-len", "max_num_seqs": "max-num-seqs", "max_prefill_tokens": "max-num-batched-tokens"}
         ),
         **_changed(cache, {"page_tokens": "block-size", "pages": "num-gpu-blocks-override"}),
+        "kv-cache-memory-bytes": None if cache.size is None else round(quantity(cache.size)),
     }
-    if cache.size is not None:
-        flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
     # The agent reads /metrics twice a second, and vLLM would log each; routers log the requests.
     switches = ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    return [_locate(source.uri)[0], *_flags(flags), *switches, *_adapters(source)]
+    return [_locate(source.uri)[0], *command_line(flags), *switches, *_adapters(source)]
 
 
 def _sglang(service: InferenceService, source: ModelSource) -> list[str]:
@@ -66,29 +66,25 @@ def _sglang(service: InferenceService, source: ModelSource) -> list[str]:
                 "chunked_prefill_size": "chunked-prefill-size",
             },
         ),
+        "schedule-policy": None if engine.scheduling_policy is None else DEFINITIONS[engine.scheduling_policy].sglang,
+        "max-total-tokens": None if cache.pages is None else cache.pages * cache.page_tokens,
     }
-    if engine.scheduling_policy is not None:
-        flags["schedule-policy"] = DEFINITIONS[engine.scheduling_policy].sglang
-    if cache.pages is not None:
-        flags["max-total-tokens"] = cache.pages * cache.page_tokens
-    return [*_flags(flags), "--enable-metrics", "--enable-cache-report"]
+    return [*command_line(flags), "--enable-metrics", "--enable-cache-report"]
 
 
 def _common(service: InferenceService, source: ModelSource) -> dict[str, object]:
     """Return the flags that have the same name in both engines."""
     engine = service.spec.engine
-    flags: dict[str, object] = {"served-model-name": service.served_model_name, "host": "127.0.0.1", "port": ENGINE_PORT}
-    if revision := _locate(source.uri)[1]:
-        flags["revision"] = revision
-    if engine.tensor_parallel > 1:
-        flags["tensor-parallel-size"] = engine.tensor_parallel
-    if engine.dtype != "Auto":
-        flags["dtype"] = engine.dtype.lower()
-    if engine.kv_cache.dtype == "FP8":
-        flags["kv-cache-dtype"] = "fp8_e4m3"
-    if engine.quantization != "None":
-        flags["quantization"] = engine.quantization.lower()
-    return flags
+    return {
+        "served-model-name": service.served_model_name,
+        "host": "127.0.0.1",
+        "port": ENGINE_PORT,
+        "revision": _locate(source.uri)[1],
+        "tensor-parallel-size": engine.tensor_parallel if engine.tensor_parallel > 1 else None,
+        "dtype": engine.dtype.lower() if engine.dtype != "Auto" else None,
+        "kv-cache-dtype": "fp8_e4m3" if engine.kv_cache.dtype == "FP8" else None,
+        "quantization": engine.quantization.lower() if engine.quantization != "None" else None,
+    }
 
 
 def _adapters(source: ModelSource) -> list[str]:
@@ -119,10 +115,6 @@ def _changed(part: Engine | KvCache, names: Mapping[str, str]) -> dict[str, obje
     """Return the flags of the fields that differ from their defaults."""
     default = _DEFAULT if isinstance(part, Engine) else _DEFAULT.kv_cache
     return {flag: getattr(part, name) for name, flag in names.items() if getattr(part, name) != getattr(default, name)}
-
-
-def _flags(flags: Mapping[str, object]) -> list[str]:
-    return [f"--{flag}={value}" for flag, value in flags.items()]
 
 
 def _json(value: object) -> str:

@@ -14,61 +14,53 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import engine_flags, pods, redis, security
+from fairlead_operator.children import engine_flags, pods
 from fairlead_operator.children.model_source import ModelSource
 from fairlead_operator.objects import Object
 from fairlead_operator.rollout.images import router_image, worker_image
 from fairlead_operator.settings import Settings
 
 ANNOTATIONS = {"kubectl.kubernetes.io/default-container": names.ENGINE}
-AGENT_TMP = "agent-tmp"  # volume
+AGENT_TMP = pods.Mounted("agent-tmp", "/tmp", {"emptyDir": {}}, read_only=False)
 _HANG_SECONDS, _HANG_PERIOD = 600, 10
 """The agent's image may be pulled after the engine has started, and until the agent answers, the probe fails."""
 
 
 def engine(service: InferenceService, settings: Settings, source: ModelSource, resources: Object) -> Object:
     """Return the engine's container. It listens on the loopback only."""
-    runtime = service.spec.engine.runtime
-    return {
-        "name": names.ENGINE,
-        "image": worker_image(service, settings),
-        "imagePullPolicy": settings.image_pull_policy,
-        "restartPolicy": "Always",
-        "command": list(engine_flags.COMMANDS[runtime]),
-        "args": engine_flags.arguments(service, source),
-        "env": override(
-            [
-                {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
-                {"name": "USER", "value": "fairlead"},  # torch asks for the name of the user, which the image's passwd does not have
-                {"name": "DO_NOT_TRACK", "value": "1"},
-                *source.env,
-            ],
-            engine_environment(service),
-        ),
-        "resources": resources,
-        "securityContext": security.container_context(),
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "shm", "mountPath": "/dev/shm"},
-            *source.mounts,
-        ],
-        "livenessProbe": {
+    own = [
+        {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
+        {"name": "USER", "value": "fairlead"},  # torch asks for the name of the user, which the image's passwd does not have
+        {"name": "DO_NOT_TRACK", "value": "1"},
+        *source.env,
+    ]
+    return pods.make_container(
+        settings,
+        names.ENGINE,
+        worker_image(service, settings),
+        engine_flags.COMMANDS[service.spec.engine.runtime],
+        engine_flags.arguments(service, source),
+        [pods.TMP, pods.SHM, *source.mounted],
+        restartPolicy="Always",
+        env=override(own, engine_environment(service)),
+        resources=resources,
+        livenessProbe={
             # Of the agent: the engine's port is closed to the kubelet, and a restart of the agent would not help a hung engine.
             "httpGet": {"path": "/engine/health", "port": names.WORKER_ADMIN_PORT},
             "periodSeconds": _HANG_PERIOD,
             "failureThreshold": _HANG_SECONDS // _HANG_PERIOD,
             "timeoutSeconds": 5,
         },
-        "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
+        terminationMessagePath=pods.TERMINATION_LOG,
+    )
 
 
-def agent(service: InferenceService, settings: Settings, source: ModelSource, env: Iterable[Object]) -> Object:
+def agent(
+    service: InferenceService, settings: Settings, source: ModelSource, mounted: Iterable[pods.Mounted], env: Iterable[Object]
+) -> Object:
     """Return the agent's container. `env`: the identity of the worker, and how it reaches the index."""
-    runtime = service.spec.engine.runtime
     flags: dict[str, object] = {
-        "runtime": runtime.lower(),
+        "runtime": service.spec.engine.runtime.lower(),
         "engine-url": f"http://127.0.0.1:{engine_flags.ENGINE_PORT}",
         "kv-events": engine_flags.EVENTS,
         "kv-replay": engine_flags.REPLAY,
@@ -78,26 +70,17 @@ def agent(service: InferenceService, settings: Settings, source: ModelSource, en
         "port": names.WORKER_PORT,
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }
-    return {
-        "name": names.AGENT,
-        "image": router_image(service, settings),
-        "imagePullPolicy": settings.image_pull_policy,
-        "command": ["fairlead-agent"],
-        "args": [f"--{flag}={value}" for flag, value in flags.items()],
-        "env": override([*env, *source.env], hub_environment(service)),
-        "ports": [
-            {"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": names.WORKER_ADMIN_PORT, "protocol": "TCP"},
-        ],
-        "resources": pods.CONTROL_RESOURCES,
-        "securityContext": security.container_context(),
-        "volumeMounts": [{"name": AGENT_TMP, "mountPath": "/tmp"}, *source.mounts, *redis.mounts(settings)],
-        "startupProbe": pods.probe("/health", period=5, failures=60),
-        "readinessProbe": pods.probe("/ready", period=2, failures=2),
-        "livenessProbe": pods.liveness(failures=6),
-        "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
+    return pods.make_container(
+        settings,
+        names.AGENT,
+        router_image(service, settings),
+        ["fairlead-agent"],
+        pods.command_line(flags),
+        [AGENT_TMP, *mounted],
+        env=override([*env, *source.env], hub_environment(service)),
+        resources=pods.CONTROL_RESOURCES,
+        **pods.SERVING,
+    )
 
 
 def engine_environment(service: InferenceService) -> list[Object]:

@@ -8,30 +8,29 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway
 from fairlead_operator.children import router_tls
+from fairlead_operator.kube.kinds import POOLS, ROUTES, TLS_POLICIES, Kind, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 
-HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
-_POOLS = "inference.networking.k8s.io"
 _EXACT = [{"path": {"type": "Exact", "value": path}} for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
 _MATCHES = [*_EXACT, {"path": {"type": "PathPrefix", "value": MODELS}}]  # paths below it name a model
 MOST_MATCHES = 8  # matches of one rule; Gateway API 1.2 and later allow 64
 
 
-def kinds(service: InferenceService) -> tuple[str, ...]:
+def kinds(service: InferenceService) -> tuple[Kind, ...]:
     """Return the kinds that the gateway of this service needs; empty without a gateway."""
     exposure = service.spec.exposure
     if exposure.gateway is None:
         return ()
     if exposure.picks_endpoints:
-        return (HTTP_ROUTE, INFERENCE_POOL)
-    return (HTTP_ROUTE,) if service.spec.router.tls is None else (HTTP_ROUTE, router_tls.BACKEND_POLICY)
+        return (ROUTES, POOLS)
+    return (ROUTES,) if service.spec.router.tls is None else (ROUTES, TLS_POLICIES)
 
 
 def objects(service: InferenceService, observed: Observed) -> list[Object]:
     """Return all objects, or none if a kind is missing: a route to a pool that cannot be created would fail requests."""
     gateway = service.spec.exposure.gateway
-    if gateway is None or not all(kind in observed.served for kind in kinds(service)):
+    if gateway is None or not all(kind.kind in observed.served for kind in kinds(service)):
         return []
     pool = [_pool(service)] if service.spec.exposure.picks_endpoints else []
     return [*pool, *router_tls.backend_policy(service, observed), _route(service, gateway, observed)]
@@ -55,29 +54,20 @@ def _route(service: InferenceService, gateway: Gateway, observed: Observed) -> O
     }
     if gateway.hostnames:
         spec["hostnames"] = list(gateway.hostnames)
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": HTTP_ROUTE,
-        "metadata": names.metadata(service, service.name, names.ROUTER),
-        "spec": spec,
-    }
+    return make_child(service, ROUTES, service.name, names.ROUTER, spec=spec)
 
 
 def _backend(service: InferenceService, observed: Observed) -> Object:
     if service.spec.exposure.picks_endpoints:
-        return {"group": _POOLS, "kind": INFERENCE_POOL, "name": service.name}
+        return {"group": POOLS.group, "kind": POOLS.kind, "name": service.name}
     return {"name": service.name, "port": router_tls.gateway_port(service, observed)}
 
 
 def _pool(service: InferenceService) -> Object:
-    return {
-        "apiVersion": f"{_POOLS}/v1",
-        "kind": INFERENCE_POOL,
-        "metadata": names.metadata(service, service.name, names.ROUTER),
-        "spec": {
-            "selector": {"matchLabels": names.selector(service, names.WORKER)},
-            "targetPorts": [{"number": names.WORKER_PORT}],
-            # With FailOpen the gateway would select endpoints itself and bypass keys and quotas.
-            "endpointPickerRef": {"name": service.name, "port": {"number": names.PICKER_PORT}, "failureMode": "FailClose"},
-        },
+    spec = {
+        "selector": {"matchLabels": names.selector(service, names.WORKER)},
+        "targetPorts": [{"number": names.WORKER_PORT}],
+        # With FailOpen the gateway would select endpoints itself and bypass keys and quotas.
+        "endpointPickerRef": {"name": service.name, "port": {"number": names.PICKER_PORT}, "failureMode": "FailClose"},
     }
+    return make_child(service, POOLS, service.name, names.ROUTER, spec=spec)

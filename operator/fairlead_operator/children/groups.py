@@ -8,11 +8,11 @@ from copy import deepcopy
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import secrets
+from fairlead_operator.children import pods, secrets
+from fairlead_operator.kube.kinds import WORKER_SETS, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.rollout.step import Step
 
-API_VERSION, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 ANNOTATIONS = "leaderworkerset.sigs.k8s.io/"  # podTemplate annotations with this prefix go to the set, such as exclusive-topology
 PAUSED_PARTITION = 1000  # `partition` while a rollout is paused: the maximum of spec.replicas
 SECRET_KEY = "secret"
@@ -40,38 +40,33 @@ def environment(service: InferenceService, revision: str) -> list[Object]:
     """
     if not is_grouped(service):
         return []
-    source = {"secretKeyRef": {"name": names.nodes_secret(service), "key": SECRET_KEY}}
     return [
-        {"name": "NODES_SECRET", "valueFrom": source},
+        pods.secret_variable("NODES_SECRET", names.nodes_secret(service), SECRET_KEY),
         {"name": "FAIRLEAD_NODES_SECRET", "value": f"$(NODES_SECRET)-{revision}"},
     ]
 
 
 def leader_worker_set(service: InferenceService, template: Object, step: Step) -> Object:
     """Return the LeaderWorkerSet. It sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in the containers, which give leader and rank."""
-    metadata = names.metadata(service, names.deployment(service, names.WORKER), names.WORKER)
     annotations = (template.get("metadata") or {}).get("annotations") or {}
-    if chosen := {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)}:
-        metadata["annotations"] = chosen
     bounds = {**step.strategy, "partition": 0}
     if step.paused:  # a surge group would stay until the end of the rollout
         bounds = {"maxSurge": 0, "maxUnavailable": 1, "partition": PAUSED_PARTITION}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {
-            "replicas": service.spec.desired_replicas,
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": bounds},
-            "leaderWorkerTemplate": {
-                "size": service.spec.engine.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": template,
-                "workerTemplate": follower_template(template),
-            },
+    spec = {
+        "replicas": service.spec.desired_replicas,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": bounds},
+        "leaderWorkerTemplate": {
+            "size": service.spec.engine.nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": template,
+            "workerTemplate": follower_template(template),
         },
     }
+    made = make_child(service, WORKER_SETS, names.deployment(service, names.WORKER), names.WORKER, spec=spec)
+    if chosen := {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)}:
+        made["metadata"]["annotations"] = chosen
+    return made
 
 
 def follower_template(template: Object) -> Object:

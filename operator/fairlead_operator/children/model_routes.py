@@ -6,6 +6,8 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.children import pods
+from fairlead_operator.kube.kinds import CONFIG_MAPS, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import OtherService
 from fairlead_operator.settings import Settings
@@ -26,14 +28,8 @@ def objects(service: InferenceService, settings: Settings, others: Mapping[str, 
         for name in service.spec.exposure.other_services
         if name in others and name != service.name and not others[name].has_tls
     ]
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": names.metadata(service, names.model_routes(service), names.ROUTER),
-            "data": {FILE.name: json.dumps({"services": listed})},
-        }
-    ]
+    data = {FILE.name: json.dumps({"services": listed})}
+    return [make_child(service, CONFIG_MAPS, names.model_routes(service), names.ROUTER, data=data)]
 
 
 def flags(service: InferenceService) -> dict[str, object]:
@@ -41,12 +37,8 @@ def flags(service: InferenceService) -> dict[str, object]:
     return {"model-routes-file": FILE} if service.spec.exposure.other_services else {}
 
 
-def volumes(service: InferenceService) -> list[Object]:
-    """Return the volume. It is optional: a router may start before the ConfigMap exists, and gets the file later."""
+def mounted(service: InferenceService) -> list[pods.Mounted]:
+    """Return the volume; none for a service of its own models only."""
     if not service.spec.exposure.other_services:
         return []
-    return [{"name": "model-routes", "configMap": {"name": names.model_routes(service), "optional": True, "defaultMode": 0o444}}]
-
-
-def mounts(service: InferenceService) -> list[Object]:
-    return [{"name": "model-routes", "mountPath": str(FILE.parent), "readOnly": True}] if volumes(service) else []
+    return [pods.Mounted("model-routes", FILE.parent, pods.optional_config(names.model_routes(service)))]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fairlead_operator.api import ServiceSpec
 from fairlead_operator.api.cache import ModelCache, is_downloaded
 from fairlead_operator.api.spec import Model
+from fairlead_operator.children.pods import Mounted, secret_variable
 from fairlead_operator.objects import Object
 
 MODEL_MOUNT = "/mnt/model"
@@ -20,13 +21,8 @@ class ModelSource:
     uri: str  # as given to --model
     draft: str = ""  # model of --speculative-config
     adapters: dict[str, str] = field(default_factory=dict)  # name → URI, as given to --lora-modules
-    volumes: list[Object] = field(default_factory=list)
-    mounts: list[Object] = field(default_factory=list)
+    mounted: list[Mounted] = field(default_factory=list)
     env: list[Object] = field(default_factory=list)
-
-    def mount(self, name: str, path: str, source: Object, **more: object) -> None:
-        self.volumes.append({"name": name, **source})
-        self.mounts.append({"name": name, "mountPath": path, **more})
 
 
 def model_source(spec: ServiceSpec, commit: str = "") -> ModelSource:
@@ -41,7 +37,7 @@ def model_source(spec: ServiceSpec, commit: str = "") -> ModelSource:
     revision = commit or model.revision
     found = ModelSource(f"{model.uri.partition('@')[0] if commit else model.uri}@{revision}" if revision else model.uri, draft)
     if any(is_downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
-        found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
+        found.mounted.append(Mounted("cache", CACHE_MOUNT, cache_volume(model.cache), read_only=False))
         found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]
     found.env += _access_variables(model)
     found.uri = _mount_source(found, "model", found.uri, MODEL_MOUNT)
@@ -68,10 +64,10 @@ def _access_variables(model: Model) -> list[Object]:
     scheme, secret = model.uri.partition("://")[0], model.secret_ref
     made: list[Object] = []
     if secret is not None and scheme == "s3":
-        made += [_secret(key, secret.name, key) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-        made.append(_secret("AWS_SESSION_TOKEN", secret.name, "AWS_SESSION_TOKEN", optional=True))
+        made += [secret_variable(key, secret.name, key) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
+        made.append(secret_variable("AWS_SESSION_TOKEN", secret.name, "AWS_SESSION_TOKEN", optional=True))
     elif secret is not None:
-        made.append(_secret(SECRET_VARIABLES[scheme], secret.name, secret.key))
+        made.append(secret_variable(SECRET_VARIABLES[scheme], secret.name, secret.key))
     if model.endpoint is not None:
         made.append({"name": ENDPOINT_VARIABLES[scheme], "value": model.endpoint})
     if model.region is not None:
@@ -79,19 +75,15 @@ def _access_variables(model: Model) -> list[Object]:
     return made
 
 
-def _secret(variable: str, name: str, key: str, **more: bool) -> Object:
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key, **more}}}
-
-
 def _mount_source(found: ModelSource, name: str, uri: str, mount: str) -> str:
     """Mount the claim of a `pvc://` URI or the image of an `oci://` URI, and return its `file://` URI. Return other URIs unchanged."""
     scheme, _, rest = uri.partition("://")
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
-        found.mount(name, mount, {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, readOnly=True)
+        found.mounted.append(Mounted(name, mount, {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}))
     elif scheme == "oci":
         image, _, path = rest.partition("#")
-        found.mount(name, mount, {"image": {"reference": image, "pullPolicy": "IfNotPresent"}}, readOnly=True)
+        found.mounted.append(Mounted(name, mount, {"image": {"reference": image, "pullPolicy": "IfNotPresent"}}))
     else:
         return uri
     return f"file://{mount}/{path.strip('/')}".rstrip("/")

@@ -7,9 +7,12 @@ Some service meshes send all traffic to one port of a pod, and the policy sees t
 own policies must separate the ports (docs/guides/mesh.md).
 """
 
+from collections.abc import Iterable
+
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import groups, router_tls
+from fairlead_operator.kube.kinds import NETWORK_POLICIES, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.settings import Mesh, Settings
@@ -21,11 +24,12 @@ _AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/
 """Addresses to which Istio's ambient mode changes the source of the kubelet's probes."""
 
 
-def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
+def objects(service: InferenceService, settings: Settings, observed: Observed) -> list[Object]:
     if service.spec.exposure.network_policy == "None":
         return []
-    followers = [_followers(service)] if groups.is_grouped(service) else []
-    return [_workers(service, settings), *followers, _routers(service, settings, observed or Observed()), *_batch(service, settings)]
+    # Only pods of the groups of this service can connect to followers.
+    followers = [_policy(service, names.FOLLOWER, [_group(service)])] if groups.is_grouped(service) else []
+    return [_workers(service, settings), *followers, _routers(service, settings, observed), *_batch(service, settings)]
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
@@ -34,7 +38,7 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
     Inference port: the routers of the service, and with forwardingMode Redirect or a gateway its clients or proxies. Admin port: routers
     poll it, new workers read prefixes from it, the operator reads load progress, and monitoring reads metrics.
     """
-    routers, workers = ({"podSelector": {"matchLabels": names.selector(service, component)}} for component in (names.ROUTER, names.WORKER))
+    routers, workers = _pods(service, names.ROUTER), _pods(service, names.WORKER)
     inference = [routers]
     if service.spec.routing.forwarding_mode == "Redirect":
         inference += _clients(service)
@@ -46,17 +50,12 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
     return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.is_grouped(service) else [])])
 
 
-def _followers(service: InferenceService) -> Object:
-    """Return the policy of followers: only pods of the groups of this service can connect."""
-    return _policy(service, names.FOLLOWER, [_group(service)])
-
-
 def _group(service: InferenceService) -> Object:
     """Return the rule for pods of groups, on all ports: NCCL and gloo use ephemeral ports.
 
     A policy cannot distinguish the groups of a service. The pods of a group share a secret for that.
     """
-    return {"from": [{"podSelector": {"matchLabels": names.selector(service, component)}} for component in groups.components(service)]}
+    return {"from": [_pods(service, component) for component in groups.components(service)]}
 
 
 def _routers(service: InferenceService, settings: Settings, observed: Observed) -> Object:
@@ -75,10 +74,13 @@ def _batch(service: InferenceService, settings: Settings) -> list[Object]:
     """Return the policy of the batch server: routers forward requests to it, and monitoring reads metrics."""
     if service.spec.batch is None:
         return []
-    routers = {"podSelector": {"matchLabels": names.selector(service, names.ROUTER)}}
-    allowed = [routers, *_operator_and_monitoring(settings)]
+    allowed = [_pods(service, names.ROUTER), *_operator_and_monitoring(settings)]
     ingress = [_from(allowed, names.BATCH_PORT, settings), *_probes(names.BATCH_PORT, settings)]
     return [_policy(service, names.BATCH, ingress)]
+
+
+def _pods(service: InferenceService, component: str) -> Object:
+    return {"podSelector": {"matchLabels": names.selector(service, component)}}
 
 
 def _clients(service: InferenceService) -> list[Object]:
@@ -102,7 +104,7 @@ def _operator(settings: Settings) -> Object:
     return {"namespaceSelector": home, "podSelector": {"matchLabels": names.OPERATOR_PODS}}
 
 
-def _namespaces(chosen: "list[str] | tuple[str, ...]") -> list[Object]:
+def _namespaces(chosen: Iterable[str]) -> list[Object]:
     return [{"namespaceSelector": {"matchLabels": {_NAMESPACE: name}}} for name in chosen]
 
 
@@ -121,13 +123,5 @@ def _from(allowed: list[Object], port: int, settings: Settings) -> Object:
 
 
 def _policy(service: InferenceService, component: str, ingress: list[Object]) -> Object:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": names.metadata(service, names.deployment(service, component), component),
-        "spec": {
-            "podSelector": {"matchLabels": names.selector(service, component)},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        },
-    }
+    spec = {**_pods(service, component), "policyTypes": ["Ingress"], "ingress": ingress}
+    return make_child(service, NETWORK_POLICIES, names.deployment(service, component), component, spec=spec)

@@ -12,9 +12,10 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.cache import is_downloaded
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import engine_pod, pods, security
+from fairlead_operator.children import engine_pod, pods
 from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, cache_volume, model_source
 from fairlead_operator.kube.difference import APPLIED
+from fairlead_operator.kube.kinds import JOBS, make_child
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Body, Object
 from fairlead_operator.observed import Observed
@@ -45,7 +46,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
     wanted = [_arguments(source), source.env, cache_volume(service.spec.model.cache), template["spec"], pull_secrets, own_image]
     wanted += [template["metadata"]] if template["metadata"] else []  # services without it keep the Jobs of earlier releases
     digest = names.digest([service.name, service.uid, *wanted])
-    metadata = names.metadata(service, f"{service.name[:40]}-prefetch-{digest}", names.PREFETCH)
+    name = f"{service.name[:40]}-prefetch-{digest}"
     # The operator's newest image comes to a service that has workers in its wave, not with a Job.
     image = service.spec.engine.image or live_images(observed).worker or settings.worker_image
     if service.spec.engine.runtime != "Fairlead":
@@ -57,8 +58,8 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
     pod_template["metadata"]["labels"] |= _NO_SIDECAR_LABEL
     pod_template["spec"]["restartPolicy"] = "OnFailure"
     job = {"backoffLimit": RETRIES, "template": pods.finish(service, names.PREFETCH, digest, pod_template, None)}
-    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
-    live = next((one for one in observed.jobs if one["metadata"]["name"] == metadata["name"]), None)
+    made = make_child(service, JOBS, name, names.PREFETCH, spec=job)
+    live = next((one for one in observed.jobs if one["metadata"]["name"] == name), None)
     if live is None or (live["metadata"].get("annotations") or {}).get(APPLIED) == names.digest(made):
         return [made]
     return [{**made, "spec": {**job, "template": _without_null(live["spec"]["template"])}}]
@@ -71,20 +72,18 @@ def is_prefetched(service: InferenceService) -> bool:
 
 def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource, image: str, given: Object) -> Object:
     """Return the PodSpec. `given`: the resources of spec.podTemplate."""
-    container: Object = {
-        "name": "worker",  # spec.podTemplate gives the container of this name its proxies and certificates
-        "image": image,
-        "imagePullPolicy": settings.image_pull_policy,
-        "command": ["fairlead-prefetch"],
-        "args": _arguments(source),
-        "env": [pods.downward("FAIRLEAD_POD_NAME", "metadata.name"), {"name": "HOME", "value": "/tmp"}, *source.env],
-        "resources": _defaults_beside(given),
-        "securityContext": security.container_context(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *(one for one in source.mounts if one["mountPath"] == CACHE_MOUNT)],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    volumes = [{"name": "tmp", "emptyDir": {}}, *(one for one in source.volumes if one["name"] == "cache")]
-    spec = pods.pod_spec(service, settings, names.PREFETCH, container, volumes)
+    mounted = [pods.TMP, *(one for one in source.mounted if one.folder == CACHE_MOUNT)]
+    container = pods.make_container(
+        settings,
+        names.WORKER,  # spec.podTemplate gives the container of this name its proxies and certificates
+        image,
+        ["fairlead-prefetch"],
+        _arguments(source),
+        mounted,
+        env=[pods.downward("FAIRLEAD_POD_NAME", "metadata.name"), {"name": "HOME", "value": "/tmp"}, *source.env],
+        resources=_defaults_beside(given),
+    )
+    spec = pods.pod_spec(service, settings, names.PREFETCH, container, mounted)
     del spec["topologySpreadConstraints"], spec["terminationGracePeriodSeconds"]
     return spec
 
@@ -92,14 +91,9 @@ def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource
 def _defaults_beside(given: Mapping[str, Mapping[str, Any]]) -> Object:
     """Return the defaults, without those that contradict the user's amounts: Kubernetes refuses a request above its limit."""
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
-    return {
-        "requests": {
-            name: amount for name, amount in _REQUESTS.items() if name not in requests and _is_within(amount, limits.get(name, amount))
-        },
-        "limits": {
-            name: amount for name, amount in _LIMITS.items() if name not in limits and _is_within(requests.get(name, amount), amount)
-        },
-    }
+    wanted = {name: one for name, one in _REQUESTS.items() if name not in requests and _is_within(one, limits.get(name, one))}
+    bounds = {name: one for name, one in _LIMITS.items() if name not in limits and _is_within(requests.get(name, one), one)}
+    return {"requests": wanted, "limits": bounds}
 
 
 def _is_within(request: Any, limit: Any) -> bool:

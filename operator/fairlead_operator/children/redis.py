@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fairlead_index.redis.access_rules import Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import secrets
+from fairlead_operator.children import pods, secrets
 from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import ObservedRedis
@@ -14,7 +14,7 @@ from fairlead_operator.settings import Settings
 MOUNT = "/etc/fairlead/redis"
 
 
-def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
+def flags(settings: Settings) -> dict[str, object]:
     """Return the router's flags, only those with a value other than the default."""
     if not settings.redis_url:
         return {}
@@ -22,20 +22,19 @@ def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
     return made | ({"redis-credentials": MOUNT} if settings.redis_credentials else {})
 
 
-def variables(service: InferenceService, settings: Settings) -> dict[str, object]:
+def variables(settings: Settings) -> dict[str, object]:
     """Return the worker's environment variables: the same settings as the router's flags."""
-    return {f"FAIRLEAD_{flag.replace('-', '_').upper()}": value for flag, value in flags(service, settings).items()}
+    return {f"FAIRLEAD_{flag.replace('-', '_').upper()}": value for flag, value in flags(settings).items()}
 
 
 def objects(service: InferenceService, settings: Settings, seen: ObservedRedis | None) -> list[Object]:
     """Return one Secret for each role, so that a router never has a worker's credential. Without `seen`, existing Secrets stay."""
     if not (settings.redis_url and settings.redis_credentials) or seen is None:
         return []
-    made = []
-    for role in ROLES:
-        data = {**seen.files, **_login(service, seen, role)}
-        made.append(secrets.build_fixed(service, names.redis_secret(service, role), role, data))
-    return made
+    return [
+        secrets.build_fixed(service, names.redis_secret(service, role), role, {**seen.files, **_login(service, seen, role)})
+        for role in ROLES
+    ]
 
 
 def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mapping[str, str]:
@@ -51,15 +50,8 @@ def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mappin
     }
 
 
-def volumes(service: InferenceService, settings: Settings, role: str) -> list[Object]:
+def mounted(service: InferenceService, settings: Settings, role: str) -> list[pods.Mounted]:
     """Return the role's volume. It is optional: a pod starts and serves without the Secret, and uses it once it exists."""
     if not (settings.redis_url and settings.redis_credentials):
         return []
-    source = {"secretName": names.redis_secret(service, role), "optional": True, "defaultMode": 0o440}
-    return [{"name": "redis", "secret": source}]
-
-
-def mounts(settings: Settings) -> list[Object]:
-    """Return the mount of that volume: the whole folder, because the kubelet does not update files that are mounted with subPath."""
-    mount = {"name": "redis", "mountPath": MOUNT, "readOnly": True}
-    return [mount] if settings.redis_url and settings.redis_credentials else []
+    return [pods.Mounted("redis", MOUNT, pods.secret_source(names.redis_secret(service, role), optional=True))]

@@ -2,9 +2,8 @@
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.kube.kinds import AUTOSCALERS, make_child
 from fairlead_operator.objects import Object
-
-API_VERSION, KIND = "autoscaling/v2", "HorizontalPodAutoscaler"
 
 
 def objects(service: InferenceService) -> list[Object]:
@@ -16,16 +15,10 @@ def objects(service: InferenceService) -> list[Object]:
     if autoscaling is None:
         return []
     target = {"type": "AverageValue", "averageValue": autoscaling.target_cpu}
-    return [
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": names.metadata(service, name, names.ROUTER),
-            "spec": {
-                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-                "minReplicas": service.spec.routing.replicas,
-                "maxReplicas": autoscaling.max_replicas,
-                "metrics": [{"type": "ContainerResource", "containerResource": {"name": "cpu", "container": "router", "target": target}}],
-            },
-        }
-    ]
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": service.spec.routing.replicas,
+        "maxReplicas": autoscaling.max_replicas,
+        "metrics": [{"type": "ContainerResource", "containerResource": {"name": "cpu", "container": "router", "target": target}}],
+    }
+    return [make_child(service, AUTOSCALERS, name, names.ROUTER, spec=spec)]

@@ -9,16 +9,15 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.children import pods
+from fairlead_operator.kube.kinds import CERTIFICATES, TLS_POLICIES, make_child
 from fairlead_operator.objects import Body, Object, component_of, has_ended, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import find_revision
 from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.settings import Settings
 
-CERTIFICATE, BACKEND_POLICY = "Certificate", "BackendTLSPolicy"
 FOLDER = PurePosixPath("/etc/fairlead/tls")
-
-
 _PORTS = {"http": (names.SERVICE_PORT, names.ROUTER_PORT), "https": (names.SERVICE_TLS_PORT, names.ROUTER_TLS_PORT)}
 """Ports of the Service and of the router."""
 
@@ -67,10 +66,10 @@ def _routers(observed: Observed) -> list[Body]:
     return [pod for pod in observed.pods if component_of(pod) == names.ROUTER and not has_ended(pod)]
 
 
-def _schemes_of(service: InferenceService, observed: Observed, pods: Iterable[Body]) -> set[str]:
+def _schemes_of(service: InferenceService, observed: Observed, routers: Iterable[Body]) -> set[str]:
     """Return the schemes of these routers, by the ports in their revisions."""
     found: set[str] = set()
-    for revision in {revision_of(pod) for pod in pods}:
+    for revision in {revision_of(pod) for pod in routers}:
         stored: Any = find_revision(service, names.ROUTER, revision, observed.revisions) or {"data": {"template": {}}}
         for container in (stored["data"]["template"].get("spec") or {}).get("containers") or []:
             found |= _PORTS.keys() & {port.get("name") for port in container.get("ports") or []}
@@ -84,12 +83,12 @@ def flags(service: InferenceService) -> dict[str, object]:
     return {"ssl-certfile": FOLDER / "tls.crt", "ssl-keyfile": FOLDER / "tls.key"}
 
 
-def volumes(service: InferenceService) -> list[Object]:
-    """Return the volume. It is a folder, because the kubelet does not update files that are mounted with subPath."""
+def mounted(service: InferenceService, *keys: str) -> list[pods.Mounted]:
+    """Return the routers' volume with the certificate and its key, or with some `keys` of the Secret; none without TLS."""
     if service.spec.router.tls is None:
         return []
-    items = [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]
-    return [{"name": "tls", "secret": {"secretName": names.router_tls_secret(service), "items": items, "defaultMode": 0o440}}]
+    files = {key: key for key in keys or ("tls.crt", "tls.key")}
+    return [pods.Mounted("tls", FOLDER, pods.secret_source(names.router_tls_secret(service), files))]
 
 
 def certificate_flags(service: InferenceService) -> dict[str, object]:
@@ -97,16 +96,9 @@ def certificate_flags(service: InferenceService) -> dict[str, object]:
     return {} if service.spec.router.tls is None else {"router-certfile": FOLDER / "tls.crt"}
 
 
-def certificate_volumes(service: InferenceService) -> list[Object]:
+def mounted_certificate(service: InferenceService) -> list[pods.Mounted]:
     """Return the volume with the certificate alone, for pods that connect to routers."""
-    if service.spec.router.tls is None:
-        return []
-    items = [{"key": "tls.crt", "path": "tls.crt"}]
-    return [{"name": "tls", "secret": {"secretName": names.router_tls_secret(service), "items": items, "defaultMode": 0o440}}]
-
-
-def mounts(service: InferenceService) -> list[Object]:
-    return [{"name": "tls", "mountPath": str(FOLDER), "readOnly": True}] if volumes(service) else []
+    return mounted(service, "tls.crt")
 
 
 def host_names(service: InferenceService, settings: Settings) -> list[str]:
@@ -124,20 +116,14 @@ def objects(service: InferenceService, settings: Settings) -> list[Object]:
     tls = service.spec.router.tls
     if tls is None or tls.issuer_ref is None:
         return []
-    return [
-        {
-            "apiVersion": "cert-manager.io/v1",
-            "kind": CERTIFICATE,
-            "metadata": names.metadata(service, names.deployment(service, names.ROUTER), names.ROUTER),
-            "spec": {
-                "secretName": names.router_tls_secret(service),
-                "dnsNames": host_names(service, settings),
-                "issuerRef": tls.issuer_ref.model_dump(mode="json", by_alias=True),
-                "usages": ["digital signature", "server auth"],
-                "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
-            },
-        }
-    ]
+    spec = {
+        "secretName": names.router_tls_secret(service),
+        "dnsNames": host_names(service, settings),
+        "issuerRef": tls.issuer_ref.model_dump(mode="json", by_alias=True),
+        "usages": ["digital signature", "server auth"],
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+    }
+    return [make_child(service, CERTIFICATES, names.deployment(service, names.ROUTER), names.ROUTER, spec=spec)]
 
 
 def backend_policy(service: InferenceService, observed: Observed) -> list[Object]:
@@ -149,21 +135,15 @@ def backend_policy(service: InferenceService, observed: Observed) -> list[Object
     if exposure.gateway is None or exposure.picks_endpoints:
         return []
     if tls is None:
-        live = observed.optional_objects.get(BACKEND_POLICY)
-        return [_policy(service, live["spec"])] if live is not None and _gateway_scheme(service, observed) == "https" else []
+        live = observed.optional_objects.get(TLS_POLICIES.kind)
+        if live is None or _gateway_scheme(service, observed) != "https":
+            return []
+        return [make_child(service, TLS_POLICIES, service.name, names.ROUTER, spec=live["spec"])]
     authorities: Object = {"wellKnownCACertificates": "System"}
     if tls.ca_config_map is not None:
         authorities = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": tls.ca_config_map}]}
     named = exposure.gateway.hostnames if tls.issuer_ref is None else tls.dns_names or []
     hostname = next((one for one in named if not one.startswith("*")), f"{service.name}.{service.namespace}.svc")
     target = {"group": "", "kind": "Service", "name": service.name, "sectionName": names.scheme(service)}
-    return [_policy(service, {"targetRefs": [target], "validation": {"hostname": hostname, **authorities}})]
-
-
-def _policy(service: InferenceService, spec: Object) -> Object:
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": BACKEND_POLICY,
-        "metadata": names.metadata(service, service.name, names.ROUTER),
-        "spec": spec,
-    }
+    spec = {"targetRefs": [target], "validation": {"hostname": hostname, **authorities}}
+    return [make_child(service, TLS_POLICIES, service.name, names.ROUTER, spec=spec)]

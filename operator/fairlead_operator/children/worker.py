@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fairlead_common.scheduling_policy import DEFINITIONS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import canary, engine_pod, groups, pods, redis, security
+from fairlead_operator.children import canary, engine_pod, groups, pods, redis
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.children.placement import device_resources, placement
+from fairlead_operator.kube.kinds import ACCOUNTS, KUBE_SERVICES, make_child
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pin, worker_revision
@@ -22,13 +23,11 @@ from fairlead_operator.settings import Settings
 
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
-DEFAULT_MAX_LORAS = 8  # the worker's default of --max-loras
+DEFAULT_MAX_LORAS, DEFAULT_MAX_WAITING = 8, 1024  # the worker's defaults of --max-loras and --max-waiting-requests
 MIN_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 """Of a worker without CPU and memory in its manifest. Without requests its pod is BestEffort, as GPUs do not count: evicted first."""
 MIN_READY_SECONDS = 10
 """Cluster DNS caches addresses of workers for 5 seconds, and without an index routers discover workers only through DNS."""
-STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
-# A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
 
 
 def objects(
@@ -56,27 +55,19 @@ def objects(
 
 
 def _account(service: InferenceService) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": names.metadata(service, service.name, names.WORKER),
-        "automountServiceAccountToken": False,  # workers and routers do not use the API server
-    }
+    # Workers and routers do not use the API server.
+    return make_child(service, ACCOUNTS, service.name, names.WORKER, automountServiceAccountToken=False)
 
 
 def _headless_service(service: InferenceService) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": names.metadata(service, names.workers_service(service), names.WORKER),
-        "spec": {
-            "clusterIP": "None",
-            "selector": names.selector(service, names.WORKER),
-            # Routers connect to addresses of pods. For HTTP, Istio's sidecars route by the Host header, which is no name of a service then,
-            # and send plain text, which STRICT refuses (istio#34679). For TCP they have a listener with mTLS for each pod.
-            "ports": [{"name": "http", "port": names.WORKER_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "tcp"}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "selector": names.selector(service, names.WORKER),
+        # Routers connect to addresses of pods. For HTTP, Istio's sidecars route by the Host header, which is no name of a service then, and
+        # send plain text, which STRICT refuses (istio#34679). For TCP they have a listener with mTLS for each pod.
+        "ports": [{"name": "http", "port": names.WORKER_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "tcp"}],
     }
+    return make_child(service, KUBE_SERVICES, names.workers_service(service), names.WORKER, spec=spec)
 
 
 def _budget(service: InferenceService) -> Object:
@@ -103,67 +94,46 @@ def _deployment(service: InferenceService, template: Object, step: Step) -> Obje
 
 def _template(service: InferenceService, settings: Settings, commit: str) -> Object:
     source = model_source(service.spec, commit)
-    volumes: list[Object] = [
-        {"name": "tmp", "emptyDir": {}},
-        # torch and NCCL use /dev/shm; its default size is 64 MiB.
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-        *source.volumes,
-        *redis.volumes(service, settings, names.WORKER),
-    ]
+    shared = [*source.mounted, *redis.mounted(service, settings, names.WORKER)]
+    mounted = [pods.TMP, pods.SHM, *shared]
     if service.spec.engine.runtime == "Fairlead":
-        spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
+        spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source, mounted), mounted)
         template: Object = {"spec": spec}
     else:
-        agent = engine_pod.agent(service, settings, source, _identity(service, settings))
+        agent = engine_pod.agent(service, settings, source, shared, _identity(service, settings, {}))
         engine = engine_pod.engine(service, settings, source, _resources(service, settings))
-        spec = pods.pod_spec(service, settings, names.WORKER, agent, [*volumes, {"name": engine_pod.AGENT_TMP, "emptyDir": {}}])
+        spec = pods.pod_spec(service, settings, names.WORKER, agent, [*mounted, engine_pod.AGENT_TMP])
         template = {"metadata": {"annotations": engine_pod.ANNOTATIONS}, "spec": {**spec, "initContainers": [engine]}}
     template["spec"] |= placement(service, count_gpus(service, settings))
     return pods.finish(service, names.WORKER, worker_revision(service), template, service.spec.pod_template)
 
 
-def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
-    return {
-        "name": "worker",
-        "image": worker_image(service, settings),
-        "imagePullPolicy": settings.image_pull_policy,
-        "command": ["fairlead-worker"],
-        "args": arguments(service, source),
-        "env": engine_pod.override(
-            [
-                *_identity(service, settings, _warmup(service, settings)),
-                *source.env,
-                *groups.environment(service, worker_revision(service)),
-            ],
-            engine_pod.engine_environment(service),
-        ),
-        "ports": [
-            {"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": names.WORKER_ADMIN_PORT, "protocol": "TCP"},
-        ],
-        "resources": _resources(service, settings),
-        "securityContext": security.container_context(),
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "shm", "mountPath": "/dev/shm"},
-            *source.mounts,
-            *redis.mounts(settings),
-        ],
-        "startupProbe": pods.probe("/health", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
-        "readinessProbe": pods.probe("/ready", period=2, failures=2),
-        "livenessProbe": pods.liveness(failures=6),
-        "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log lines reach the status of the pod
-    }
+def _container(service: InferenceService, settings: Settings, source: ModelSource, mounted: list[pods.Mounted]) -> Object:
+    own = [
+        *_identity(service, settings, _warmup(service, settings)),
+        *source.env,
+        *groups.environment(service, worker_revision(service)),
+    ]
+    return pods.make_container(
+        settings,
+        names.WORKER,
+        worker_image(service, settings),
+        ["fairlead-worker"],
+        arguments(service, source),
+        mounted,
+        env=engine_pod.override(own, engine_pod.engine_environment(service)),
+        resources=_resources(service, settings),
+        **pods.SERVING,
+    )
 
 
-def _identity(service: InferenceService, settings: Settings, more: Mapping[str, object] = MappingProxyType({})) -> list[Object]:
+def _identity(service: InferenceService, settings: Settings, more: Mapping[str, object]) -> list[Object]:
     """Return the settings that have no flag. The kubelet expands `$(POD_IP)`, which stands before them. `more`: further settings."""
     variables: dict[str, object] = {
         "FAIRLEAD_ADVERTISE": f"$(POD_IP):{names.WORKER_PORT}",
         "FAIRLEAD_ADMIN_PORT": names.WORKER_ADMIN_PORT,
         "FAIRLEAD_INDEX_NAMESPACE": names.index_namespace(service),
-        **redis.variables(service, settings),
+        **redis.variables(settings),
         **more,
     }
     return [
@@ -180,16 +150,13 @@ def _warmup(service: InferenceService, settings: Settings) -> dict[str, object]:
     engine = service.spec.engine
     if not engine.warmup_tokens:
         return {}
-    workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
-    return {
-        "FAIRLEAD_WARMUP_TOKENS": engine.warmup_tokens,
-        "FAIRLEAD_PEERS": f"dns://{workers}:{names.WORKER_PORT}",
-    }
+    return {"FAIRLEAD_WARMUP_TOKENS": engine.warmup_tokens, "FAIRLEAD_PEERS": names.workers_url(service, settings.cluster_domain)}
 
 
 def arguments(service: InferenceService, source: ModelSource) -> list[str]:
     """Return the command line of a worker. Arguments of the user come last, because the last value of a flag is used."""
     engine, cache = service.spec.engine, service.spec.engine.kv_cache
+    loras = [f"--lora-modules={name}={uri}" for name, uri in source.adapters.items()]
     flags: dict[str, object] = {
         "model": source.uri,
         "served-model-name": service.served_model_name,
@@ -204,34 +171,27 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         "dtype": engine.dtype.lower(),
         "threads": engine.threads or 0,  # 0: from the CPU quota
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
+        "scheduling-policy": None if engine.scheduling_policy is None else DEFINITIONS[engine.scheduling_policy].fairlead,
+        "kv-pages": cache.pages,
+        "kv-cache-memory-bytes": None if cache.size is None else round(quantity(cache.size)),
+        "kv-cache-dtype": cache.dtype.lower() if cache.dtype != "Auto" else None,
+        "host-kv-cache-bytes": None if cache.host_size is None else round(quantity(cache.host_size)),
+        "tensor-parallel-size": engine.tensor_parallel if engine.tensor_parallel > 1 else None,
+        "nnodes": engine.nodes if engine.nodes > 1 else None,
+        "itl-target-ms": engine.itl_target_milliseconds,
+        "quantization": engine.quantization.lower() if engine.quantization != "None" else None,
+        "max-waiting-requests": engine.max_waiting_requests if engine.max_waiting_requests != DEFAULT_MAX_WAITING else None,
+        "speculative-config": _speculation(engine, source),
+        "max-loras": len(loras) if len(loras) > DEFAULT_MAX_LORAS else None,
     }
-    if engine.scheduling_policy is not None:
-        flags["scheduling-policy"] = DEFINITIONS[engine.scheduling_policy].fairlead
-    if cache.pages is not None:
-        flags["kv-pages"] = cache.pages
-    if cache.size is not None:
-        flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
-    if cache.dtype != "Auto":
-        flags["kv-cache-dtype"] = cache.dtype.lower()
-    if cache.host_size is not None:
-        flags["host-kv-cache-bytes"] = round(quantity(cache.host_size))
-    if engine.tensor_parallel > 1:
-        flags["tensor-parallel-size"] = engine.tensor_parallel
-    if engine.nodes > 1:
-        flags["nnodes"] = engine.nodes
-    if engine.itl_target_milliseconds is not None:
-        flags["itl-target-ms"] = engine.itl_target_milliseconds
-    if engine.quantization != "None":
-        flags["quantization"] = engine.quantization.lower()
-    if engine.max_waiting_requests != 1024:
-        flags["max-waiting-requests"] = engine.max_waiting_requests
-    if (speculation := engine.speculative_decoding) is not None:
-        config = {"method": SPECULATIVE_METHODS[speculation.method]}
-        flags["speculative-config"] = json.dumps(config | ({"model": source.draft} if source.draft else {}))
-    loras = [f"--lora-modules={name}={uri}" for name, uri in source.adapters.items()]
-    if len(loras) > DEFAULT_MAX_LORAS:
-        flags["max-loras"] = len(loras)
-    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
+    return [*pods.command_line(flags), *loras, *engine.args]
+
+
+def _speculation(engine: Engine, source: ModelSource) -> str | None:
+    if engine.speculative_decoding is None:
+        return None
+    config = {"method": SPECULATIVE_METHODS[engine.speculative_decoding.method]}
+    return json.dumps(config | ({"model": source.draft} if source.draft else {}))
 
 
 def _sets_resources(service: InferenceService) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 from fairlead_operator.children.secrets import encode
 from fairlead_operator.credentials.secret_data import ROTATE, SecretData, next_secret_data
 from fairlead_operator.kube.client import ApiError, Cluster
-from fairlead_operator.kube.kinds import SECRETS, Kind
+from fairlead_operator.kube.kinds import DEPLOYMENTS, SECRETS
 
 log = logging.getLogger(__name__)
-DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments")
 LABELS = {"app.kubernetes.io/name": "fairlead", "app.kubernetes.io/component": "credentials"}
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 from fairlead_operator.kube.compression import CompressedObject, Compressor
 from fairlead_operator.kube.difference import slim_managed_fields
-from fairlead_operator.kube.kinds import PROFILES, SERVICES, UNLABELLED, Kind, kind_of
+from fairlead_operator.kube.kinds import AUTOSCALERS, PROFILES, SERVICES, UNLABELLED, Kind, kind_of
 from fairlead_operator.names import INSTANCE
 
 Body = Mapping[str, Any]
 Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
-AUTOSCALER = "HorizontalPodAutoscaler"
 
 
 class Cache:
@@ -232,7 +231,7 @@ def _strip_unused(body: Body) -> Body:
         slim.pop("spec", None)
     elif kind_of(body) not in UNLABELLED:
         metadata["managedFields"] = slim_managed_fields(body["metadata"])
-    if body["kind"] == AUTOSCALER:
+    if kind_of(body) is AUTOSCALERS:
         conditions = (body.get("status") or {}).get("conditions") or []
         slim["status"] = {"conditions": [one for one in conditions if one.get("status") == "False"]}
     return slim

@@ -12,7 +12,8 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes.unresponsive import last_written_at
-from fairlead_operator.children.groups import KIND, PAUSED_PARTITION, is_grouped
+from fairlead_operator.children.groups import PAUSED_PARTITION, is_grouped
+from fairlead_operator.kube.kinds import WORKER_SETS
 from fairlead_operator.objects import Body, component_of, has_ended, parse_time, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.rollout.step import SURGE
@@ -21,7 +22,7 @@ from fairlead_operator.rollout.strategy import DEPLOYMENT_REVISION, revision_of
 
 def with_group_as_deployment(service: InferenceService, observed: Observed, now: datetime) -> Observed:
     """Return `observed` with the service's LeaderWorkerSet in place of the workers' Deployment."""
-    live = observed.optional_objects.get(KIND)
+    live = observed.optional_objects.get(WORKER_SETS.kind)
     if not is_grouped(service) or live is None:
         return observed
     view = as_deployment(live, observed.pods)
@@ -32,14 +33,14 @@ def with_group_as_deployment(service: InferenceService, observed: Observed, now:
     progress_deadline_at = _last_step(live, observed.pods) + service.spec.rollout.progress_deadline_seconds
     if now.timestamp() < progress_deadline_at:
         return _with_worker_deployment(observed, view, progress_deadline_at)
-    words = f"{KIND} {live['metadata']['name']} has made no progress for {service.spec.rollout.progress_deadline_seconds} s"
+    words = f"{WORKER_SETS.kind} {live['metadata']['name']} has made no progress for {service.spec.rollout.progress_deadline_seconds} s"
     stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": words}
     return _with_worker_deployment(observed, {**view, "status": {**status, "conditions": [stalled]}}, None)
 
 
 def with_live_group_as_deployment(observed: Observed) -> Observed:
     """Return the same without a deadline, for a spec that cannot be read."""
-    live = observed.optional_objects.get(KIND)
+    live = observed.optional_objects.get(WORKER_SETS.kind)
     if live is None or names.WORKER in observed.deployments:
         return observed
     return _with_worker_deployment(observed, as_deployment(live, observed.pods), None)
@@ -58,7 +59,7 @@ def as_deployment(live: Body, pods: Iterable[Body]) -> dict[str, Any]:
     taken_up = {DEPLOYMENT_REVISION: "1"} if present else {}
     return {
         "apiVersion": live.get("apiVersion"),
-        "kind": KIND,
+        "kind": WORKER_SETS.kind,
         "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **taken_up}},
         "spec": {
             "replicas": spec.get("replicas", 1),

@@ -5,12 +5,14 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.causes import Cause, creation
 from fairlead_operator.causes.cause import make_cause
-from fairlead_operator.children import groups
+from fairlead_operator.kube.kinds import DEPLOYMENTS, WORKER_SETS
+
+_WITH_WORKERS = (DEPLOYMENTS.kind, WORKER_SETS.kind)
 
 
 def find_cause(service: InferenceService, child: str, words: str) -> Cause:
     """Return the cause. `child`: as in `Deployment/qwen-worker`; `words`: the API server's message."""
-    workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in ("Deployment", groups.KIND))
+    workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in _WITH_WORKERS)
     # Without the feature gate the server drops the volume's source, and then reports it as missing. Older servers do not know the field.
     if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
         return make_cause(
@@ -28,7 +30,7 @@ def _find_template(service: InferenceService, child: str) -> tuple[str, PodTempl
     spec, kind, name = service.spec, *child.split("/", 1)
     if kind == "Job":
         return names.PREFETCH, spec.pod_template
-    if kind not in ("Deployment", groups.KIND):
+    if kind not in _WITH_WORKERS:
         return names.WORKER, None
     if name == names.deployment(service, names.ROUTER):
         return names.ROUTER, spec.router.pod_template

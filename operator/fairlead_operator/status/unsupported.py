@@ -6,7 +6,7 @@ They are reported immediately and change nothing. Otherwise their pods would hol
 from collections.abc import Collection
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import groups
+from fairlead_operator.kube.kinds import WORKER_SETS
 
 REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
 MAX_GPUS_PER_NODE = 8
@@ -33,14 +33,15 @@ def find_unsupported(service: InferenceService, served: Collection[str], unknown
             f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MAX_GPUS_PER_NODE * nodes} or less, "
             f"or divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MAX_GPUS_PER_NODE)}). {stays}"
         )
-    if nodes > 1 and groups.KIND in unknown:
+    kind, needed = WORKER_SETS.kind, f"spec.engine.nodes is {nodes}, which needs {WORKER_SETS.kind} ({WORKER_SETS.api_version}"
+    if nodes > 1 and kind in unknown:
         return MISSING, (
-            f"spec.engine.nodes is {nodes}, which needs {groups.KIND} ({groups.API_VERSION}), and the API server has not answered yet "
-            f"whether it serves it: see the operator's log. The operator asks again within 30 s. {stays}"
+            f"{needed}), and the API server has not answered yet whether it serves it: see the operator's log. The operator asks again "
+            f"within 30 s. {stays}"
         )
-    if nodes > 1 and groups.KIND not in served:
+    if nodes > 1 and kind not in served:
         return MISSING, (
-            f"spec.engine.nodes is {nodes}, which needs {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
-            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. The operator checks again every 30 s. {stays}"
+            f"{needed}, release 0.9 or newer), and this cluster does not serve it: install it as "
+            f"https://lws.sigs.k8s.io/docs/installation says. The operator checks again every 30 s. {stays}"
         )
     return None

@@ -13,10 +13,9 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_operator.api import InvalidManifest
 from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.desired import desired
-from fairlead_operator.kube.kinds import OPTIONAL
+from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS
 from fairlead_operator.names import REVISION
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import KIND
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OBSERVED = Observed(served=frozenset(kind.kind for kind in OPTIONAL))
@@ -117,7 +116,7 @@ def render(spec: dict[str, Any]) -> tuple[str, dict[tuple[str, str], str]]:
 
     Raises InvalidManifest for a value that `spec` cannot have.
     """
-    made = [one for one in desired(service(**spec), OBSERVED, SETTINGS, NOW).objects if one["kind"] != KIND]
+    made = [one for one in desired(service(**spec), OBSERVED, SETTINGS, NOW).objects if one["kind"] != REVISIONS.kind]
     text, templates = json.dumps(made), {}
     for revision in set(re.findall(rf'"{REVISION}": "(\w+)"', text)):
         text = text.replace(revision, "")

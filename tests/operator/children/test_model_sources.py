@@ -1,19 +1,21 @@
 """Model sources, the cache and placement, as volumes, mounts and environment; credentials by reference only."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from tests.operator.support.manifests import SETTINGS, service
 
-from fairlead_operator.children import router, worker
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.status.refusals import find_cause
 
 
-def template(component: Any = worker, /, **spec: Any) -> dict[str, Any]:
-    (deployed,) = [each for each in component.objects(service(**spec), SETTINGS) if each["kind"] == "Deployment"]
-    made: dict[str, Any] = deployed["spec"]["template"]["spec"]
-    return made
+def template(component: str = "worker", /, **spec: Any) -> dict[str, Any]:
+    objects = desired(service(**spec), Observed(), SETTINGS, datetime.now(UTC)).objects
+    made = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"}
+    return dict(made[f"qwen-{component}"])
 
 
 def volume(spec: dict[str, Any], name: str) -> dict[str, Any] | None:
@@ -119,9 +121,8 @@ def test_placement_and_pull_secrets() -> None:
     (wanted,) = required["nodeSelectorTerms"][0]["matchExpressions"]
     assert wanted == {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
     assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert (
-        made["imagePullSecrets"] == template(router, imagePullSecrets=[{"name": "registry"}])["imagePullSecrets"] == [{"name": "registry"}]
-    )
+    of_router = template("router", imagePullSecrets=[{"name": "registry"}])
+    assert made["imagePullSecrets"] == of_router["imagePullSecrets"] == [{"name": "registry"}]
     plain = template(resources={"gpus": 0})
     assert not {"affinity", "tolerations", "imagePullSecrets"} & plain.keys()
 

@@ -33,7 +33,7 @@ class Unreadable(Api):
     refusing: ApiError | None = None
 
     async def get(self, kind: Any, namespace: str, name: str) -> Any:
-        assert kind.kind != secrets.KIND, "a Secret was read"
+        assert kind.kind != "Secret", "a Secret was read"
         return await super().get(kind, namespace, name)
 
     async def create(self, kind: Any, body: Any) -> Any:
@@ -122,7 +122,7 @@ def test_a_permanent_refusal_is_reported_and_another_is_raised(code: int, perman
 def test_only_routers_mount_the_secret_of_stored_responses() -> None:
     """It comes before them, is random, and the operator keeps no copy; neither workers nor the batch server can derive a key."""
     made = desired(service(batch={"storageURI": "pvc://batches/chat"}), Observed(), SETTINGS, NOW).objects
-    (secret,) = [one for one in made if one["kind"] == secrets.KIND and "-responses-" in one["metadata"]["name"]]
+    (secret,) = [one for one in made if one["kind"] == "Secret" and "-responses-" in one["metadata"]["name"]]
     name = secret["metadata"]["name"]
     assert secret["immutable"] and secret["data"] == {"secret": secrets.GENERATED}
     pods = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"}
@@ -132,7 +132,7 @@ def test_only_routers_mount_the_secret_of_stored_responses() -> None:
     (mount,) = [one for one in container["volumeMounts"] if one["name"] == "responses"]
     assert file == f"{mount['mountPath']}/secret" and mount["readOnly"] and "subPath" not in mount
     order = [(one["kind"], one["metadata"]["name"]) for one in made]
-    assert order.index((secrets.KIND, name)) < order.index(("Deployment", "qwen-router"))
+    assert order.index(("Secret", name)) < order.index(("Deployment", "qwen-router"))
     alone = desired(service(), Observed(), replace(SETTINGS, redis_url=""), NOW).objects
     assert "responses" not in json.dumps(alone), "without Redis nothing is stored"
 

@@ -14,9 +14,10 @@ from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
+from fairlead_operator.kube.kinds import REVISIONS
 from fairlead_operator.observed import HubModel, ModelCommit, Observed
 from fairlead_operator.polling.hub import BACKOFF_FIRST, FRESH, MAX_REQUESTS, HubResolver, HubUnreachable, fetch_commit
-from fairlead_operator.revisions import KIND, worker_revision
+from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.model_commit import find_commit, find_hub_model, find_unresolved
 
 SHA, OTHER = "a" * 40, "b" * 40
@@ -183,7 +184,7 @@ class Cluster:
     def look(self, one: InferenceService, commit: str = "", problem: str = "", **settings: Any) -> Desired:
         seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem, find_hub_model(one)))
         plan = desired(one, seen, replace(SETTINGS, **settings), NOW)
-        self.revisions = tuple(body for body in plan.objects if body["kind"] == KIND)
+        self.revisions = tuple(body for body in plan.objects if body["kind"] == REVISIONS.kind)
         return desired(one, replace(seen, revisions=self.revisions), replace(SETTINGS, **settings), NOW)
 
 

@@ -15,7 +15,7 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_common.canary_split import Durations, Side, SplitReport
 from fairlead_operator.children import router
 from fairlead_operator.names import CANARY_FAILED
-from fairlead_operator.observed import ObservedCanary
+from fairlead_operator.observed import Observed, ObservedCanary
 from fairlead_operator.revisions import router_revision, worker_revision
 
 CANARY, CONFIG = ("Deployment", "qwen-worker-canary"), ("ConfigMap", "qwen-split")
@@ -378,6 +378,6 @@ def test_the_split_is_no_part_of_the_routers_revision() -> None:
         service(rollout={"canary": {"trafficPercent": 50, "promotion": "Manual", "replicas": 3}})
     )
     assert worker_revision(service()) == worker_revision(service(rollout={"canary": {"trafficPercent": 50}}))
-    made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS)}
+    made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS, Observed())}
     container = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert "--canary-file=/etc/fairlead/split/split.json" in container["args"]

@@ -14,8 +14,9 @@ from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.api import InferenceService, ServiceSpec
 from fairlead_operator.desired import desired
+from fairlead_operator.kube.kinds import REVISIONS
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import KIND, MAX_REVISIONS, non_default_fields, worker_revision
+from fairlead_operator.revisions import MAX_REVISIONS, non_default_fields, worker_revision
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPECS = [{"engine": {"maxNumSeqs": number}} for number in range(1, 9)]
@@ -35,7 +36,7 @@ class History:
     def templates(self, one: InferenceService, operator: int) -> dict[str, Any]:
         observed = Observed(revisions=self.held)
         objects = desired(one, observed, OPERATORS[operator], NOW).objects
-        self.held = tuple(made for made in objects if made["kind"] == KIND)
+        self.held = tuple(made for made in objects if made["kind"] == REVISIONS.kind)
         again = desired(one, Observed(revisions=self.held), OPERATORS[operator], NOW).objects
         assert again == objects, "a second look finds nothing to do"
         return {made["metadata"]["name"]: made["spec"]["template"] for made in objects if made["kind"] == "Deployment"}

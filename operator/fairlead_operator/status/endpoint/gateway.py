@@ -5,16 +5,17 @@ from typing import Any
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.children import gateway, router_tls
+from fairlead_operator.children import gateway
+from fairlead_operator.kube.kinds import POOLS, ROUTES, TLS_POLICIES, Kind
 from fairlead_operator.observed import Observed
 
 _MISSING = {
-    gateway.HTTP_ROUTE: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
-    router_tls.BACKEND_POLICY: (
+    ROUTES: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
+    TLS_POLICIES: (
         "GatewayApiMissing",
         "the Gateway API 1.4 or newer (BackendTLSPolicy of gateway.networking.k8s.io/v1) for spec.router.tls",
     ),
-    gateway.INFERENCE_POOL: (
+    POOLS: (
         "InferencePoolMissing",
         "the Gateway API inference extension (InferencePool of inference.networking.k8s.io/v1)",
     ),
@@ -26,7 +27,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
     gateway_ref = service.spec.exposure.gateway
     if gateway_ref is None:
         return None
-    missing = next((kind for kind in gateway.kinds(service) if kind not in observed.served), None)
+    missing = next((kind for kind in gateway.kinds(service) if kind.kind not in observed.served), None)
     if missing is not None:
         reason, what = _MISSING[missing]
         return (
@@ -47,7 +48,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
 
 def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | None:
     """Return the same for the existing route, where the spec cannot be followed; None where there is no route."""
-    route = observed.optional_objects.get(gateway.HTTP_ROUTE)
+    route = observed.optional_objects.get(ROUTES.kind)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
     if route is None or parent is None:
         return None
@@ -56,15 +57,15 @@ def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | No
 
 def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
     """Return what the gateway of that name reports."""
-    parents = _parents(observed, gateway.HTTP_ROUTE)
-    for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
+    parents = _parents(observed, ROUTES)
+    for parent in [*parents, *_parents(observed, POOLS)]:
         for refused in _refused_conditions(parent):
             return False, refused["reason"], f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
     if not parents:
         message = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
         return False, "Waiting", message
-    pool = observed.optional_objects.get(gateway.INFERENCE_POOL)
-    silent = " and has not reported on the InferencePool" if pool is not None and not _parents(observed, gateway.INFERENCE_POOL) else ""
+    pool = observed.optional_objects.get(POOLS.kind)
+    silent = " and has not reported on the InferencePool" if pool is not None and not _parents(observed, POOLS) else ""
     return True, "Accepted", f"Gateway {name} has accepted the route{silent}"
 
 
@@ -86,9 +87,9 @@ def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
     return Cause(verdict[1], verdict[2], fault=True)
 
 
-def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
+def _parents(observed: Observed, kind: Kind) -> list[Mapping[str, Any]]:
     """Return what each gateway reports about the object of this kind."""
-    status = (observed.optional_objects.get(kind) or {}).get("status") or {}
+    status = (observed.optional_objects.get(kind.kind) or {}).get("status") or {}
     return list(status.get("parents") or [])
 
 

@@ -6,7 +6,7 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.cause import make_cause
-from fairlead_operator.children import router_tls
+from fairlead_operator.kube.kinds import CERTIFICATES
 from fairlead_operator.observed import Observed
 
 
@@ -15,10 +15,10 @@ def find_fault(service: InferenceService, observed: Observed) -> Cause | None:
     tls = service.spec.router.tls
     if tls is None or tls.issuer_ref is None:
         return None
-    if router_tls.CERTIFICATE not in observed.served:
+    if CERTIFICATES.kind not in observed.served:
         what = "spec.router.tls.issuerRef needs cert-manager (Certificate of cert-manager.io/v1), which this cluster does not serve"
         return make_cause("CertManagerMissing", what, "Install cert-manager, or name a Secret in spec.router.tls.secretName.")
-    live: Any = observed.optional_objects.get(router_tls.CERTIFICATE) or {}
+    live: Any = observed.optional_objects.get(CERTIFICATES.kind) or {}
     conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or []}
     # While cert-manager works on it, condition Issuing is True. After a failure it is False, and a renewal keeps Ready True.
     failed = conditions.get("Issuing") or {}

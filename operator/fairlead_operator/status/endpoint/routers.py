@@ -4,7 +4,7 @@ from typing import Any
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status.service_status import RoutersStatus
-from fairlead_operator.children import router_autoscaler
+from fairlead_operator.kube.kinds import AUTOSCALERS
 from fairlead_operator.observed import Observed, Replicas
 
 
@@ -21,9 +21,9 @@ def _describe_autoscaler(service: InferenceService, observed: Observed) -> str:
     """Return why the number of routers does not follow their load; empty: it does, or no autoscaler is wanted."""
     if service.spec.router.autoscaling is None:
         return ""
-    if router_autoscaler.KIND not in observed.served:
-        return f"spec.router.autoscaling needs {router_autoscaler.API_VERSION}, which this cluster does not serve: the number stays"
-    live: Any = observed.optional_objects.get(router_autoscaler.KIND) or {}
+    if AUTOSCALERS.kind not in observed.served:
+        return f"spec.router.autoscaling needs {AUTOSCALERS.api_version}, which this cluster does not serve: the number stays"
+    live: Any = observed.optional_objects.get(AUTOSCALERS.kind) or {}
     conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or []}
     for type_ in ("AbleToScale", "ScalingActive"):
         if (conditions.get(type_) or {}).get("status") == "False":
