@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from fairlead_common.canary_split import SplitReport
 from fairlead_operator import names
-from fairlead_operator.api.status.loading import Phase
+from fairlead_operator.api.status import Phase
 from fairlead_operator.objects import Body, component_of, is_canary, ready_at
 
 LOADING_STEP = 5  # percent

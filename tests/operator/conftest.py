@@ -8,8 +8,7 @@ from tests.operator.support import apiserver
 from tests.operator.support.cluster import Cluster
 from tests.operator.support.running_operator import StubRouter, run_operator
 
-from fairlead_operator.api.crd import custom_resource_definition
-from fairlead_operator.api.profile import profile_definition
+from fairlead_operator.api.crd import custom_resource_definition, profile_definition
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ This package imports pydantic only, so `fairlead up` can use the same models wit
 
 from fairlead_operator.api.service import InferenceService, InvalidManifest
 from fairlead_operator.api.spec import ServiceSpec
-from fairlead_operator.api.status.service_status import ServiceStatus
+from fairlead_operator.api.status import ServiceStatus
 
 GROUP = "fairlead.dev"
 VERSION = "v1alpha1"

@@ -19,10 +19,7 @@ class Batch(Part):
     storage_uri: Annotated[
         str, Field(max_length=512, pattern=r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?|s3://[a-z0-9][a-z0-9.-]+)(/[A-Za-z0-9._=+-]+)*$")
     ] = Field(description="Folder of this service alone: pvc://CLAIM[/FOLDER] or s3://BUCKET[/FOLDER].")
-    secret_name: ObjectName | None = Field(
-        None,
-        description="Secret with the AWS_ variables. Absent: the pod's role.",
-    )
+    secret_name: ObjectName | None = Field(None, description="Secret with the AWS_ variables. Absent: the pod's role.")
     max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template.")
 

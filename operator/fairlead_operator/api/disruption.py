@@ -28,10 +28,7 @@ IntOrPercent = Annotated[
             "x-kubernetes-int-or-string": True,
             "maxLength": 4,  # without a bound, the API server cannot estimate the cost of the rule
             **rules(
-                rule(
-                    f"type(self) == int ? self >= 0 && self <= {MOST} : self.matches('{_PERCENT}')",
-                    f"spec.podDisruptionBudget: {_HELP}",
-                )
+                rule(f"type(self) == int ? self >= 0 && self <= {MOST} : self.matches('{_PERCENT}')", f"spec.podDisruptionBudget: {_HELP}")
             ),
         }
     ),

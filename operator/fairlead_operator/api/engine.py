@@ -40,14 +40,10 @@ class KvCache(Part):
         None, examples=[4096], description="Pages of the KV cache in each worker, as an alternative to size."
     )
     dtype: Literal["Auto", "FP8"] = Field(
-        "Auto",
-        examples=["FP8"],
-        description="Data type of keys and values. Auto: that of activations. FP8: half of the memory, for GPUs.",
+        "Auto", examples=["FP8"], description="Data type of keys and values. Auto: that of activations. FP8: half of the memory, for GPUs."
     )
     host_size: Quantity | None = Field(
-        None,
-        examples=["64Gi"],
-        description="Host memory for pages evicted from the GPU, part of resources.memory. Absent: none.",
+        None, examples=["64Gi"], description="Host memory for pages evicted from the GPU, part of resources.memory. Absent: none."
     )
 
     @model_validator(mode="after")
@@ -89,9 +85,7 @@ class Engine(Part):
     model_config = ConfigDict(json_schema_extra=_add_rules)
 
     runtime: Runtime = Field(
-        "Fairlead",
-        examples=["VLLM", "SGLang"],
-        description="Engine of the workers. VLLM and SGLang run with an agent beside them.",
+        "Fairlead", examples=["VLLM", "SGLang"], description="Engine of the workers. VLLM and SGLang run with an agent beside them."
     )
     image: Image | None = Field(
         None,
@@ -103,34 +97,22 @@ class Engine(Part):
     )
     max_num_seqs: int = Field(256, ge=1, le=65_536, examples=[8], description="Most sequences that run at the same time in one worker.")
     chunked_prefill_size: int = Field(
-        512,
-        ge=1,
-        le=1_048_576,
-        examples=[1024],
-        description="Most prompt tokens in one step beside decodes, with chunked prefill.",
+        512, ge=1, le=1_048_576, examples=[1024], description="Most prompt tokens in one step beside decodes, with chunked prefill."
     )
     max_prefill_tokens: int = Field(
         8192, ge=1, le=16_777_216, examples=[4096], description="Most prompt tokens in one step, over all requests."
     )
     max_waiting_requests: int = Field(
-        1024,
-        ge=1,
-        le=1_048_576,
-        examples=[8],
-        description="Most sequences that wait in one worker. More are refused.",
+        1024, ge=1, le=1_048_576, examples=[8], description="Most sequences that wait in one worker. More are refused."
     )
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
-        None,
-        examples=[30],
-        description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: chunkedPrefillSize.",
+        None, examples=[30], description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: chunkedPrefillSize."
     )
     dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
         "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: the type of the stored weights."
     )
     quantization: Literal["None", "Int8", "Int4", "FP8"] = Field(
-        "None",
-        examples=["FP8", "Int4"],
-        description="Quantizes linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both.",
+        "None", examples=["FP8", "Int4"], description="Quantizes linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both."
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         None,

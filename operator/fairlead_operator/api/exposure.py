@@ -44,8 +44,7 @@ class Gateway(Part):
         None, description="Longest time for a complete response. Absent: none."
     )
     backend: Literal["Router", "EndpointPicker"] = Field(
-        "Router",
-        description="Router: requests go to routers. EndpointPicker: the gateway asks them for a worker (InferencePool).",
+        "Router", description="Router: requests go to routers. EndpointPicker: the gateway asks them for a worker (InferencePool)."
     )
     proxy_namespace: Namespace | None = Field(
         None, description="Namespace of the proxies, such as envoy-gateway-system. Absent: that of the Gateway."
@@ -58,17 +57,12 @@ class Exposure(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule("self.networkPolicy == 'Managed' || !has(self.fromNamespaces)", _UNENFORCED, path=".fromNamespaces"),
-            rule(
-                "!has(self.otherServices) || !has(self.gateway) || self.gateway.backend == 'Router'",
-                _PICKED,
-                path=".otherServices",
-            ),
+            rule("!has(self.otherServices) || !has(self.gateway) || self.gateway.backend == 'Router'", _PICKED, path=".otherServices"),
         )
     )
 
     network_policy: Literal["Managed", "None"] = Field(
-        "Managed",
-        description="Managed: NetworkPolicies admit only the service's own pods to its workers.",
+        "Managed", description="Managed: NetworkPolicies admit only the service's own pods to its workers."
     )
     from_namespaces: list[Namespace] | None = Field(
         None,

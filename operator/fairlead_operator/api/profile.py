@@ -43,7 +43,7 @@ def find_own_fields(spec: Mapping[str, Any]) -> Iterator[str]:
 
 def has_field(path: str) -> bool:
     """Return whether a profile may have the field, such as `routing.replicas`."""
-    node = _schema()
+    node = profile_schema()
     for name in path.split("."):
         if node.get("x-kubernetes-preserve-unknown-fields"):
             return True
@@ -54,10 +54,6 @@ def has_field(path: str) -> bool:
 
 
 @cache
-def _schema() -> Schema:
-    return profile_schema()
-
-
 def profile_schema() -> Schema:
     """Return the schema of a profile's spec: that of a service without defaults, and nothing is required.
 
@@ -82,44 +78,3 @@ def _relax(node: Schema) -> Schema:
     if "properties" in node:
         node["properties"] = {name: _relax(child) for name, child in node["properties"].items()}
     return deepcopy(node)
-
-
-def profile_definition() -> dict[str, Any]:
-    """Return the CustomResourceDefinition of InferenceProfile."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PROFILE_PLURAL}.fairlead.dev"},
-        "spec": {
-            "group": "fairlead.dev",
-            "scope": "Namespaced",
-            "names": {
-                "kind": PROFILE_KIND,
-                "listKind": f"{PROFILE_KIND}List",
-                "plural": PROFILE_PLURAL,
-                "singular": PROFILE_KIND.lower(),
-                "categories": ["inference"],
-            },
-            "versions": [
-                {
-                    "name": "v1alpha1",
-                    "served": True,
-                    "storage": True,
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "description": "Fields that several InferenceServices share (spec.profileRef).",
-                            "required": ["spec"],
-                            "properties": {
-                                "apiVersion": {"type": "string", "description": "fairlead.dev/v1alpha1"},
-                                "kind": {"type": "string", "description": PROFILE_KIND},
-                                "metadata": {"type": "object"},
-                                "spec": profile_schema(),
-                            },
-                        }
-                    },
-                    "additionalPrinterColumns": [{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}],
-                }
-            ],
-        },
-    }

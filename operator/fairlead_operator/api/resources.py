@@ -44,11 +44,7 @@ class Resources(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule("!has(self.gpuResource) || !has(self.resourceClaims)", _TWO_SOURCES, path=".gpuResource"),
-            rule(
-                "!has(self.gpus) || self.gpus > 0 || !(has(self.gpuResource) || has(self.resourceClaims))",
-                _NO_GPUS,
-                path=".gpus",
-            ),
+            rule("!has(self.gpus) || self.gpus > 0 || !(has(self.gpuResource) || has(self.resourceClaims))", _NO_GPUS, path=".gpus"),
             rule(
                 "!has(self.gpuType) || (!has(self.resourceClaims) && "
                 "(!has(self.gpuResource) || self.gpuResource.matches('^(nvidia|amd)[.]com/')))",
@@ -59,12 +55,10 @@ class Resources(Part):
     )
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None,
-        description="GPUs of each worker pod. 0: CPUs. Absent: tensorParallel / nodes, times the operator's default (1).",
+        None, description="GPUs of each worker pod. 0: CPUs. Absent: tensorParallel / nodes, times the operator's default (1)."
     )
     gpu_resource: Annotated[str, Field(min_length=3, max_length=317, pattern=RESOURCE_NAME)] | None = Field(
-        None,
-        description="Resource name of the device plugin, such as amd.com/gpu. Absent: nvidia.com/gpu.",
+        None, description="Resource name of the device plugin, such as amd.com/gpu. Absent: nvidia.com/gpu."
     )
     resource_claims: list[ClaimTemplate] = Field(
         default_factory=list,
@@ -75,8 +69,7 @@ class Resources(Part):
     cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
-        None,
-        description="Node label nvidia.com/gpu.product or amd.com/gpu.product-name. Absent: any GPU.",
+        None, description="Node label nvidia.com/gpu.product or amd.com/gpu.product-name. Absent: any GPU."
     )
 
     @model_validator(mode="after")

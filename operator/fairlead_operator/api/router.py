@@ -46,8 +46,7 @@ class RouterTls(Part):
     )
 
     secret_name: ObjectName | None = Field(
-        None,
-        description="A Secret of type kubernetes.io/tls. Routers apply a change without a restart.",
+        None, description="A Secret of type kubernetes.io/tls. Routers apply a change without a restart."
     )
     issuer_ref: IssuerRef | None = Field(None, description="cert-manager's issuer of the certificate.")
     dns_names: list[DnsName] | None = Field(
@@ -58,8 +57,7 @@ class RouterTls(Part):
         json_schema_extra=list_set(),
     )
     ca_config_map: ObjectName | None = Field(
-        None,
-        description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: the gateway's own authorities.",
+        None, description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: the gateway's own authorities."
     )
 
     @model_validator(mode="after")

@@ -1,11 +1,12 @@
 """`spec.scaling`: bounds of the number of workers, and the target of the operator's autoscaler."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Part, list_map, refuse, rule, rules
-from fairlead_operator.api.schedule import MAX_SCHEDULES, Schedule
+from fairlead_operator.api.fields import ObjectName, Part, list_map, refuse, rule, rules
 
 _BOUNDS = "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
 _IDLE = (
@@ -19,6 +20,9 @@ EXCLUSIVE = (
     "KEDA set spec.replicas)"
 )
 DEFAULT_IDLE_TIMEOUT_SECONDS, DEFAULT_STABILIZATION_WINDOW_SECONDS = 600, 300
+MAX_SCHEDULES = 16
+# Cronsim also takes six fields, the first for seconds. Those of a CronJob are five.
+Cron = Annotated[str, Field(min_length=9, max_length=128, pattern=r"^[-0-9A-Za-z*/,#]+( [-0-9A-Za-z*/,#]+){4}$")]
 
 
 class Target(Part):
@@ -37,11 +41,37 @@ class ScaleDown(Part):
     """How workers are removed, as in a HorizontalPodAutoscaler."""
 
     stabilization_window_seconds: int = Field(
-        DEFAULT_STABILIZATION_WINDOW_SECONDS,
-        ge=0,
-        le=3600,
-        description="Workers are removed once fewer were enough for this long.",
+        DEFAULT_STABILIZATION_WINDOW_SECONDS, ge=0, le=3600, description="Workers are removed once fewer were enough for this long."
     )
+
+
+class Schedule(Part):
+    """A minimum of workers from each `start` to the next `end`: two cron expressions, the fields of KEDA's cron scaler."""
+
+    name: ObjectName = Field(description="Name of the schedule, for messages.")
+    start: Cron = Field(description='When the minimum begins: minute, hour, day, month and day of week, such as "0 8 * * 1-5".')
+    end: Cron = Field(description='When it ends, such as "0 18 * * 1-5".')
+    time_zone: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}$")] = Field(
+        "UTC", description="Time zone, such as Europe/Berlin."
+    )
+    min_replicas: int = Field(ge=1, le=1000, description="Fewest workers in that time. Of overlapping schedules the largest counts.")
+
+    @model_validator(mode="after")
+    def _computable(self) -> Self:
+        from cronsim import CronSim, CronSimError  # imported late: commands that read no spec are installed without the operator's extra
+
+        where = f"spec.scaling.schedules {self.name}"
+        try:
+            zone = ZoneInfo(self.time_zone)
+        except (ValueError, OSError, KeyError):  # OSError: a folder of the database; KeyError: no such name
+            refuse(True, f"{where}: timeZone {self.time_zone!r} is unknown: use a name such as Europe/Berlin")
+        for field, expression in (("start", self.start), ("end", self.end)):
+            try:
+                next(CronSim(expression, datetime(2026, 1, 1, tzinfo=UTC).astimezone(zone)))
+            except (CronSimError, StopIteration) as error:
+                why = str(error) or "it never comes"
+                refuse(True, f"{where}: {field} {expression!r} is not a cron expression such as '0 8 * * 1-5': {why}")
+        return self
 
 
 class Scaling(Part):
@@ -52,9 +82,7 @@ class Scaling(Part):
             rule("self.minReplicas <= self.maxReplicas", _BOUNDS, path=".minReplicas"),
             rule("!has(self.idleTimeoutSeconds) || (has(self.target) && self.minReplicas == 0)", _IDLE, path=".idleTimeoutSeconds"),
             rule(
-                "!has(self.schedules) || self.schedules.all(one, one.minReplicas <= self.maxReplicas)",
-                _SCHEDULE_BOUNDS,
-                path=".schedules",
+                "!has(self.schedules) || self.schedules.all(one, one.minReplicas <= self.maxReplicas)", _SCHEDULE_BOUNDS, path=".schedules"
             ),
             rule("!has(self.scaleDown) || has(self.target)", _SCALE_DOWN, path=".scaleDown"),
         )

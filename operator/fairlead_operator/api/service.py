@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from fairlead_operator.api.adapters import MODELS_NAME
 from fairlead_operator.api.fields import EXAMPLES, GROUP_NAME_HELP, GROUP_NAME_LENGTH, NAME, NAME_HELP, NAME_LENGTH, WORDS, similar_field
 from fairlead_operator.api.spec import ServiceSpec
-from fairlead_operator.api.status.service_status import ServiceStatus
+from fairlead_operator.api.status import ServiceStatus
 
 MAX_QUOTED = 80
 """Characters of an invalid value that an error message quotes."""

@@ -106,21 +106,9 @@ class Model(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))",
-                _REVISION,
-                path=".revision",
-            ),
-            rule(
-                "!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')",
-                _SECRET,
-                path=".secretRef",
-            ),
-            rule(
-                "!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')",
-                _CACHE,
-                path=".cache",
-            ),
+            rule("!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))", _REVISION, path=".revision"),
+            rule("!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')", _SECRET, path=".secretRef"),
+            rule("!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')", _CACHE, path=".cache"),
             rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
             rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
         )
@@ -150,8 +138,7 @@ class Model(Part):
     )
 
     endpoint: Endpoint | None = Field(
-        None,
-        description="URL of an S3-compatible store or of a mirror of the hub. Absent: huggingface.co, AWS or Google Cloud.",
+        None, description="URL of an S3-compatible store or of a mirror of the hub. Absent: huggingface.co, AWS or Google Cloud."
     )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
@@ -172,9 +159,7 @@ class Routing(Part):
     """How routers select a worker for a request."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _NO_INDEX, path=".indexMode"),
-        )
+        json_schema_extra=rules(rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _NO_INDEX, path=".indexMode"))
     )
 
     policy: RoutingPolicy = Field("PrefixAware", description=f"{DESCRIPTION}.")
@@ -315,10 +300,7 @@ class ServiceSpec(Part):
         default_factory=PodDisruptionBudget, description="Limit of voluntary evictions, such as node drains."
     )
     image_pull_secrets: list[LocalObjectReference] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Secrets for pulling images, as in a PodSpec.",
-        json_schema_extra=list_map("name"),
+        default_factory=list, max_length=8, description="Secrets for pulling images, as in a PodSpec.", json_schema_extra=list_map("name")
     )
     pod_template: PodTemplate | None = Field(None, description="Merged last into the template of the workers.")
 

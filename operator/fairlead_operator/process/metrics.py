@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_operator.api.status.revisions import UpdatePhase
+from fairlead_operator.api.status import UpdatePhase
 from fairlead_operator.kube.tracing import trace_part
 from fairlead_operator.kube.workqueue import WorkQueue
 

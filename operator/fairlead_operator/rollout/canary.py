@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from fairlead_common.canary_split import Split
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status.service_status import CanaryStatus
+from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, is_canary, parse_time, ready_at
 from fairlead_operator.observed import Observed, Replicas

@@ -1,7 +1,7 @@
 """Judges whether a canary is worse than the old revision. Returns the reason for people, or an empty string."""
 
 from fairlead_common.canary_split import Side, SplitReport
-from fairlead_operator.api.canary import Canary
+from fairlead_operator.api.rollout import Canary
 
 NOISE = 0.01  # seconds: a smaller difference in time to first token is ignored
 QUANTILES = (0.5, 0.9)

@@ -4,7 +4,7 @@ Other faults, such as a missing node or a gateway that refuses a route, stay whe
 has failed after `spec.rollout.progressDeadlineSeconds`.
 """
 
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 from fairlead_operator.causes.containers import CONTAINER, CRASHES, IMAGE
 from fairlead_operator.causes.weights import OF_WORKERS
 

@@ -12,8 +12,7 @@ from datetime import datetime
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status.revisions import ImageUpdateStatus, UpdatePhase
-from fairlead_operator.api.status.service_status import CanaryStatus, Condition
+from fairlead_operator.api.status import CanaryStatus, Condition, ImageUpdateStatus, UpdatePhase
 from fairlead_operator.objects import Body, parse_time
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.image_faults import describe, find_image_fault, find_obstacle, find_other_fault

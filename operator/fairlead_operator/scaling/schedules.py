@@ -7,8 +7,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from fairlead_operator.api.scaling import Scaling
-from fairlead_operator.api.schedule import Schedule
+from fairlead_operator.api.scaling import Scaling, Schedule
 
 
 @dataclass(frozen=True)

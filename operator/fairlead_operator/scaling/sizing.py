@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.api.status.service_status import ScalingStatus
+from fairlead_operator.api.status import ScalingStatus
 from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.scaling.decision import decide
 from fairlead_operator.scaling.schedules import NO_MINIMUM, ScheduledMinimum, find_minimum, raise_minimum

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 
 
 def find(conditions: Sequence[Condition], type_: str) -> Condition | None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.api.status.service_status import IndexStatus
+from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ready_at
 from fairlead_operator.observed import ObservedIndex, ObservedRedis

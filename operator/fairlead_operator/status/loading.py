@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fairlead_operator import names
-from fairlead_operator.api.status.loading import LoadingStatus
+from fairlead_operator.api.status import LoadingStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ready_at
 from fairlead_operator.observed import PHASES, ObservedLoading

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.api.status.revisions import ImageUpdateStatus
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition, ImageUpdateStatus
 from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.images import UPDATING, has_surge

@@ -7,8 +7,7 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status.revisions import ImageUpdateStatus, ModelCommitStatus, RevisionStatus
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition, ImageUpdateStatus, ModelCommitStatus, RevisionStatus
 from fairlead_operator.objects import Body, component_of, has_ended, ready_at
 from fairlead_operator.observed import FleetView, ModelCommit, Observed
 from fairlead_operator.revisions import find_revision

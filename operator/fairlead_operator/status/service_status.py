@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.api.status.loading import LoadingStatus
+from fairlead_operator.api.status import LoadingStatus
 from fairlead_operator.causes import Cause, field_conflicts, unresponsive
 from fairlead_operator.objects import parse_time
 from fairlead_operator.observed import Observed, Replicas

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.observed import ProbeResult, Replicas

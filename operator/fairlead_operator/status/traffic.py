@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fairlead_operator.api.status.traffic import TrafficStatus
+from fairlead_operator.api.status import TrafficStatus
 from fairlead_operator.observed import ObservedTraffic
 
 MIN_INTERVAL = 60.0  # seconds between two writes

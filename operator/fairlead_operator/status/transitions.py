@@ -1,7 +1,7 @@
 """Selects the changes of a status that are worth an Event. Pure: a restarted operator finds the previous status, and repeats no Event."""
 
 from fairlead_operator.api import ServiceStatus
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 from fairlead_operator.status.conditions import find
 from fairlead_operator.status.progress import DEADLINE
 from fairlead_operator.status.revisions import update_events

@@ -11,8 +11,7 @@ from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 
-from fairlead_operator.api.crd import custom_resource_definition
-from fairlead_operator.api.profile import profile_definition
+from fairlead_operator.api.crd import custom_resource_definition, profile_definition
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NAME = "inferenceservices.fairlead.dev"

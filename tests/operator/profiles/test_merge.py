@@ -7,8 +7,8 @@ import pytest
 from tests.operator.support.manifests import SETTINGS, manifest
 
 from fairlead_operator.api import InferenceService, InvalidManifest
-from fairlead_operator.api.crd import custom_resource_definition
-from fairlead_operator.api.profile import OWN_FIELDS, find_own_fields, profile_definition
+from fairlead_operator.api.crd import custom_resource_definition, profile_definition
+from fairlead_operator.api.profile import OWN_FIELDS, find_own_fields
 from fairlead_operator.children import worker
 from fairlead_operator.profiles import ProfileNotFound, parse_service
 from fairlead_operator.revisions import router_revision, worker_revision

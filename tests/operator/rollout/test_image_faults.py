@@ -10,7 +10,7 @@ import pytest
 from tests.operator.simulated.fleet import Fleet
 
 import fairlead_operator
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 from fairlead_operator.causes import containers, creation, events, weights
 from fairlead_operator.rollout.image_faults import OF_IMAGES, find_image_fault, find_obstacle
 from fairlead_operator.settings import WaveLimits

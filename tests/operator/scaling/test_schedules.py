@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.operator.support.manifests import SETTINGS, deployment, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
-from fairlead_operator.api.schedule import Schedule
+from fairlead_operator.api.scaling import Schedule
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed, Recommendation
 from fairlead_operator.revisions import router_revision

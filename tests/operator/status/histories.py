@@ -13,7 +13,7 @@ from typing import Any
 from tests.operator.support.manifests import service as parse_service
 
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition
 from fairlead_operator.observed import Observed, ProbeResult
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.rollout.step import DRAIN, SURGE

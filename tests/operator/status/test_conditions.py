@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator.api import ServiceStatus
-from fairlead_operator.api.status.traffic import TrafficStatus
+from fairlead_operator.api.status import TrafficStatus
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, ObservedTraffic, PodEvent, ProbeResult
 from fairlead_operator.revisions import worker_revision

@@ -8,8 +8,7 @@ from tests.operator.reconcile.test_reconciler import OWNER, Recording, dependenc
 from tests.operator.support.manifests import SETTINGS, container, deployment, manifest, pod, service
 
 from fairlead_operator.api import ServiceStatus
-from fairlead_operator.api.status.revisions import ImageUpdateStatus
-from fairlead_operator.api.status.service_status import Condition
+from fairlead_operator.api.status import Condition, ImageUpdateStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.desired import desired
 from fairlead_operator.kube.cache import Cache

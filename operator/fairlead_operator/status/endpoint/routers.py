@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.status.service_status import RoutersStatus
+from fairlead_operator.api.status import RoutersStatus
 from fairlead_operator.kube.kinds import AUTOSCALERS
 from fairlead_operator.observed import Observed, Replicas
 

@@ -26,8 +26,7 @@ from fairlead.kube.api import Kube
 from fairlead.kube.explain import Report, explain
 from fairlead.kube.facts import read_facts
 from fairlead_operator import run
-from fairlead_operator.api.crd import custom_resource_definition
-from fairlead_operator.api.profile import profile_definition
+from fairlead_operator.api.crd import custom_resource_definition, profile_definition
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.causes import unresponsive
 from fairlead_operator.kube.leader_election import LeaderElector, Timing

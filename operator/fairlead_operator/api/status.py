@@ -1,14 +1,14 @@
-"""`status` of an InferenceService. Only the operator writes it."""
+"""`status` of an InferenceService. Only the operator writes it; users and the command line read it."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fairlead_operator.api.fields import Part, list_map
-from fairlead_operator.api.status.loading import LoadingStatus
-from fairlead_operator.api.status.revisions import ImageUpdateStatus, ModelCommitStatus, RevisionStatus
-from fairlead_operator.api.status.traffic import TrafficStatus
 
+Phase = Literal["Starting", "Waiting", "Downloading", "Loading", "Preparing", "Warming"]
+UpdatePhase = Literal["Current", "Pinned", "Held", "Waiting", "RollingOut", "Observing", "RollingBack", "Failed"]
+Text = Annotated[str, Field(max_length=512)]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
@@ -39,8 +39,7 @@ class IndexStatus(Part):
     )
     message: str = Field("", max_length=512, description="Why the index is not available.")
     credentials: Literal["PerService", "Shared", "None"] | None = Field(
-        None,
-        description="Redis users: of this service alone, one for all services, or none.",
+        None, description="Redis users: of this service alone, one for all services, or none."
     )
     credentials_message: str = Field("", max_length=512, description="Why there are no Redis users for each service.")
     prediction_error_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
@@ -75,6 +74,65 @@ class RoutersStatus(Part):
     message: str = Field("", max_length=256, description="Why the autoscaler does not set their number.")
 
 
+class LoadingStatus(Part):
+    """`status.loading`: load progress of the slowest worker. Coarse by design: a load of one hour causes some dozens of writes."""
+
+    phase: Phase = Field(
+        description="Waiting: for a download or other nodes. Loading: weights. Preparing: kernels, KV pages. Warming: prefixes of other "
+        "workers."
+    )
+    percent: int = Field(0, ge=0, le=100, description="Progress within this phase, in steps of 5.")
+    total_bytes: Annotated[int, Field(ge=0)] | None = Field(None, description="Size that percent refers to. Absent: unknown.")
+    pod_name: str = Field("", max_length=253, description="Name of the pod.")
+
+
+class TrafficStatus(Part):
+    """`status.traffic`, rounded. Written at most once a minute, when a figure changes by more than a tenth, never while idle."""
+
+    tokens_per_second: int = Field(0, ge=0, description="Tokens generated per second by all workers.")
+    prompt_tokens_per_second: int = Field(0, ge=0, description="Prompt tokens received per second, cached tokens included.")
+    cache_hit_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(None, description="Percent of prompt tokens found in KV caches.")
+    last_update_time: str = Field(
+        "", json_schema_extra={"format": "date-time"}, max_length=64, description="When these figures were written."
+    )
+
+
+class RevisionStatus(Part):
+    """A revision that pods run, or that new pods get."""
+
+    name: str = Field(max_length=128, description="Name of its ControllerRevision.")
+    component: Literal["worker", "router"] = Field(description="Component of the pods.")
+    image: Text = Field("", description="Image of its pods.")
+    desired: bool = Field(False, description="New pods get this revision.")
+    replicas: int = Field(0, ge=0, description="Pods that run it.")
+    ready_replicas: int = Field(0, ge=0, description="Those that are ready.")
+
+
+class ImageUpdateStatus(Part):
+    """Progress of the operator's images to this service. The operator continues from here after a restart."""
+
+    phase: UpdatePhase = Field(
+        description="Pinned, Held (paused), Waiting: newer images exist. Observing: serves and is judged. Failed: went back."
+    )
+    worker_image: Text = Field("", description="Worker image that this phase is about.")
+    router_image: Text = Field("", description="Router image that this phase is about.")
+    previous_worker_image: Text = Field("", description="Worker image to which a failed update goes back.")
+    previous_router_image: Text = Field("", description="Router image to which a failed update goes back.")
+    surge_gpus: int = Field(0, ge=0, alias="surgeGPUs", description="GPUs that the update may use in addition.")
+    start_time: Time | None = Field(None, description="When the phase began.")
+    restarted_at: Annotated[str, Field(max_length=64)] = Field("", description="spec.rollout.restartedAt at the update.")
+    error_percent_before: Annotated[str, Field(max_length=16)] = Field("", description="Percent of failed requests before the update.")
+    held: bool = Field(False, description="The spec holds the update up: it takes no place among maxServices.")
+    message: Text = Field("", description="Why, and how to continue.")
+
+
+class ModelCommitStatus(Part):
+    """The commit of an hf:// model that all workers of the desired revision load."""
+
+    commit: Annotated[str, Field(max_length=40)] = Field("", description="Commit of the hub. Empty: each worker resolves it.")
+    message: Text = Field("", description="Why the operator has not resolved it.")
+
+
 class ServiceStatus(Part):
     """The last observed state."""
 
@@ -101,8 +159,5 @@ class ServiceStatus(Part):
     canary: CanaryStatus | None = Field(None, description="The revision under test. Absent while there is none.")
     scaling: ScalingStatus | None = Field(None, description="The last decision of the autoscaler or of a schedule.")
     conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=16,
-        description="State of the service, by type.",
-        json_schema_extra=list_map("type"),
+        default_factory=list, max_length=16, description="State of the service, by type.", json_schema_extra=list_map("type")
     )

@@ -1,1 +1,0 @@
-"""The types of `status`: written by the operator, read by users and the command line."""
