@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from fairlead.simulate.autoscale import PERIOD, Autoscaler
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
@@ -202,7 +204,7 @@ class _Run:
         fleet, lifecycle = self._fleet, self._lifecycle
         if self._autoscaler is None or (self._all_arrived and (lifecycle.desired or not any(router.queue for router in self._routers))):
             return
-        reports = [RouterReport.parse(router.report()) for router in self._routers]
+        reports = [msgspec.convert(router.report(), RouterReport) for router in self._routers]
         size = self._autoscaler.size(reports, lifecycle.desired, len(fleet.usable), self._now)
         while lifecycle.desired < size and (pod := lifecycle.create(self._now)) is not None:
             self._at(self._now + self._scenario.model.start_seconds, partial(self._open, pod, self._now))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from fairlead_operator.scaling.demand import RouterReport
 
@@ -40,18 +41,14 @@ class DemandClient:
         timeout = aiohttp.ClientTimeout(total=wait + MARGIN, sock_connect=5.0)
         try:
             async with self._http.post(url, params=query, timeout=timeout) as answer:
-                return await _parse(answer, url)
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
+                if answer.status != 200:
+                    raise ValueError(f"status {answer.status}")
+                if (answer.content_length or 0) > MAX_BYTES:
+                    raise ValueError(f"{answer.content_length} bytes")
+                return msgspec.json.decode(await answer.read(), type=RouterReport)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise DemandUnavailable(f"{url}: {type(error).__name__}: {error}") from None
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
-
-
-async def _parse(answer: aiohttp.ClientResponse, url: str) -> RouterReport:
-    if answer.status != 200:
-        raise DemandUnavailable(f"{url} answered {answer.status}")
-    if (answer.content_length or 0) > MAX_BYTES:
-        raise DemandUnavailable(f"{url} answered {answer.content_length} bytes")
-    return RouterReport.parse(await answer.json(content_type=None))

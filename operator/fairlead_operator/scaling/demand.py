@@ -1,64 +1,49 @@
 """The routers' reports (`/fairlead/demand`), and their sum for the whole service."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Annotated
 
-_MOST = 1e15
-"""Largest number in a report."""
+import msgspec
+
+# Bounded, so that sums and sizes are finite: a report with another number is refused.
+Count = Annotated[int, msgspec.Meta(ge=-(10**15), le=10**15)]
+Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 
 
-@dataclass(frozen=True)
-class WorkerReport:
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, as one router sees it. Unknown rates and times are 0."""
 
     pod: str
     address: str
     usable: bool
-    running: int
-    waiting: int
-    backlog_tokens: int  # prompt tokens to compute, as the worker reports
-    pending_tokens: int  # of this router's requests that the worker has not started to answer
-    step_seconds: float
-    max_running: int
-    pages_used: int  # by requests; pages that are only cached can be evicted
-    pages_total: int
-    hit_tokens: float  # prompt tokens that its cache saved recently
-    unique_share: float | None  # of its cached tokens, the share that no other worker holds
+    running: Count
+    waiting: Count
+    backlog_tokens: Number  # prompt tokens to compute, as the worker reports
+    pending_tokens: Number  # of this router's requests that the worker has not started to answer
+    step_seconds: Number
+    max_running: Count
+    pages_free: Count  # pages that are only cached count: they can be evicted
+    pages_total: Count
+    hit_tokens: Number  # prompt tokens that its cache saved recently
+    unique_share: Number | None  # of its cached tokens, the share that no other worker holds
 
 
-@dataclass(frozen=True)
-class RouterReport:
-    """One router's answer."""
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One router's answer. Decode it with `msgspec.json.decode`, which raises ValueError for any other page."""
 
-    idle_seconds: float
-    active: int  # requests, including waiting ones
-    queued: int
-    queued_tokens: int
-    requests_per_second: float
-    prompt_tokens_per_second: float
-    cached_share: float
-    answer_seconds: float
-    prefill_rate: float  # tokens per second of one worker, last measured; 0: never
+    idle_seconds: Number
+    active: Count  # requests, including waiting ones
+    queued: Count
+    queued_tokens: Number
+    requests_per_second: Number
+    prompt_tokens_per_second: Number
+    cached_share: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    answer_seconds: Number
+    prefill_rate: Number  # tokens per second of one worker, last measured; 0: never
     workers: tuple[WorkerReport, ...]
-
-    @classmethod
-    def parse(cls, page: Mapping[str, Any]) -> "RouterReport":
-        """Parse a report. Raises ValueError, KeyError or TypeError for any other page."""
-        return cls(
-            idle_seconds=_number(page["idle_seconds"]),
-            active=int(_number(page["active"])),
-            queued=int(_number(page["queued"])),
-            queued_tokens=int(_number(page["queued_tokens"])),
-            requests_per_second=_number(page["requests_per_second"]),
-            prompt_tokens_per_second=_number(page["prompt_tokens_per_second"]),
-            cached_share=min(1.0, max(0.0, _number(page["cached_share"]))),
-            answer_seconds=_number(page["answer_seconds"]),
-            prefill_rate=_number(page["prefill_rate"]),
-            workers=tuple(_worker(one) for one in page["workers"]),
-        )
 
     @property
     def idle(self) -> bool:
@@ -110,29 +95,3 @@ class Demand:
             workers=tuple(max(seen, key=lambda one: one.running + one.waiting) for seen in by_address.values()),
             backlog_tokens=queued + sum(given),
         )
-
-
-def _worker(one: Mapping[str, Any]) -> WorkerReport:
-    share = one["unique_share"]
-    return WorkerReport(
-        pod=str(one["pod"]),
-        address=str(one["address"]),
-        usable=bool(one["usable"]),
-        running=int(_number(one["running"])),
-        waiting=int(_number(one["waiting"])),
-        backlog_tokens=int(_number(one["backlog_tokens"])),
-        pending_tokens=int(_number(one["pending_tokens"])),
-        step_seconds=_number(one["step_seconds"]),
-        max_running=int(_number(one["max_running"])),
-        pages_used=int(_number(one["pages_total"])) - int(_number(one["pages_free"])),
-        pages_total=int(_number(one["pages_total"])),
-        hit_tokens=_number(one["hit_tokens"]),
-        unique_share=None if share is None else _number(share),
-    )
-
-
-def _number(value: Any) -> float:
-    """Return a finite number, so that sums and sizes are finite too. Raises ValueError or TypeError."""
-    if not abs(value) <= _MOST:  # written so that nan is refused too
-        raise ValueError(f"{value!r:.20} is not a number of at most {_MOST:g}")
-    return float(value)

@@ -164,7 +164,7 @@ def _decode_workers(demand: Demand) -> float:
 def _capacity(demand: Demand) -> float:
     """Return how many requests one worker can run concurrently, by its own limit and by the pages that they need; 0: unknown."""
     limits = [float(one.max_running) for one in demand.workers if one.max_running]
-    running, used = sum(one.running for one in demand.workers), sum(one.pages_used for one in demand.workers)
+    running, used = sum(one.running for one in demand.workers), sum(one.pages_total - one.pages_free for one in demand.workers)
     if running and used:
         limits.append(fmean(one.pages_total for one in demand.workers) * running / used)
     return min(limits, default=0.0)

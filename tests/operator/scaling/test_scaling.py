@@ -1,5 +1,6 @@
 """The autoscaler's pure core on a modelled fleet: steady load, steady size; a step of load, one decision; silence never scales down."""
 
+import json
 import math
 import random
 from collections import deque
@@ -8,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -46,7 +48,11 @@ def page(workers: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str
 
 
 def reports(*pages: dict[str, Any] | None) -> list[RouterReport | None]:
-    return [None if one is None else RouterReport.parse(one) for one in pages]
+    return [None if one is None else parse(one) for one in pages]
+
+
+def parse(page: dict[str, Any]) -> RouterReport:
+    return msgspec.json.decode(json.dumps(page), type=RouterReport)
 
 
 @dataclass
@@ -193,8 +199,8 @@ def test_windows_of_arrivals_add_up_and_grow(rates: list[float], every: float, l
 def test_a_report_with_a_number_that_cannot_be_is_refused(number: object) -> None:
     """Otherwise it stays in the record of arrivals, and no size can be computed until it is forgotten."""
     for pages in (page(prompt_tokens_per_second=number), page(active=number), page([worker(waiting=number)])):
-        with pytest.raises((ValueError, TypeError)):
-            RouterReport.parse(pages)
+        with pytest.raises(ValueError):
+            parse(pages)
 
 
 def test_workers_stay_for_the_bursts_that_new_ones_would_be_too_late_for() -> None:
