@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from fairlead_common.canary_split import SplitReport
 from fairlead_operator import names
 from fairlead_operator.api.status import Phase
-from fairlead_operator.objects import Body, component_of, is_canary, ready_at
+from fairlead_operator.objects import Body, component_of, conditions_of, is_canary, ready_at
 
 LOADING_STEP = 5  # percent
 PHASES = {phase: place for place, phase in enumerate(get_args(Phase))}
@@ -237,7 +237,7 @@ class Replicas:
         if deployment is None:
             return cls(desired)
         status = deployment.get("status") or {}
-        conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+        conditions = conditions_of(deployment)
         failure, progress = conditions.get("ReplicaFailure"), conditions.get("Progressing")
         generation = int((deployment.get("metadata") or {}).get("generation") or 0)
         seen = settled or 0 < generation <= int(status.get("observedGeneration") or 0)

@@ -14,7 +14,7 @@ from fairlead_operator.observed import PodEvent
 IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
 CRASHES = ("OOMKilled", "ProbeFailed", "CrashLoopBackOff", "Crashed")
-_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends after a failed probe
+KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends after a failed probe
 
 _IMAGE_ADVICE = (
     (
@@ -114,7 +114,7 @@ def _crashed(
         return loading
     code = ended.get("exitCode")
     seen = probe_message(event)
-    if code in _KILLED and seen:
+    if code in KILLED and seen:
         do = f"The kubelet restarted it: see kubectl logs {pod} --previous, and allow more time or reduce the load."
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2

@@ -13,12 +13,9 @@ from fairlead_operator.causes.cause import Cause, make_cause, truncate
 from fairlead_operator.causes.containers import find_container_cause
 from fairlead_operator.causes.events import find_event_cause, make_node_lost_cause
 from fairlead_operator.causes.fields import Fields, fields_of_pod
-from fairlead_operator.objects import has_ended, parse_time
+from fairlead_operator.objects import Body, conditions_of, has_ended, parse_time
 from fairlead_operator.observed import PodEvent
 
-__all__ = ["PodEvent", "find_pod_cause", "find_worst_cause"]
-
-Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
 _EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in {resources} so that the scheduler counts it."
 
@@ -52,7 +49,7 @@ def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
     """Return what keeps this pod from being ready; None for a ready one."""
     status = pod.get("status") or {}
     name, fields = (pod.get("metadata") or {}).get("name", "?"), fields_of_pod(pod)
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    conditions = conditions_of(pod)
     if status.get("reason") in _LOST:
         return make_node_lost_cause(name)
     if conditions.get("Ready", {}).get("status") == "True":
@@ -82,7 +79,7 @@ def _ended_at(pod: Body) -> float:
     status = pod.get("status") or {}
     states = ((one.get("state") or {}).get("terminated") or {} for one in status.get("containerStatuses") or [])
     times = [parse_time(one.get("finishedAt")) for one in states]
-    times += [parse_time(one.get("lastTransitionTime")) for one in status.get("conditions") or []]
+    times += [parse_time(one.get("lastTransitionTime")) for one in conditions_of(pod).values()]
     return max(times, default=0.0) or parse_time((pod.get("metadata") or {}).get("creationTimestamp"))
 
 

@@ -9,9 +9,9 @@ from fairlead_operator.causes.cause import Cause, make_cause
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.events import probe_message
 from fairlead_operator.causes.fields import fields_of_pod
+from fairlead_operator.objects import Body, conditions_of
 from fairlead_operator.observed import PodEvent
 
-Body = Mapping[str, Any]
 DEFAULT_SCHEDULER = "default-scheduler"
 GRACE = 60.0  # seconds; controllers and schedulers act within one second, also in clusters with thousands of pods
 NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first status
@@ -49,7 +49,7 @@ def _check_deployment(deployment: Body, pods: list[Body]) -> _Late | None:
     name, kind = metadata["name"], deployment.get("kind") or "Deployment"
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
         what = f"{kind} {name}: its controller has not observed it for {GRACE:.0f} s"
-    elif not status.get("replicas") and not _has_failed(status) and not _has_pods(deployment, pods):
+    elif not status.get("replicas") and not _has_failed(deployment) and not _has_pods(deployment, pods):
         what = f"{kind} {name}: no pod was created for {GRACE:.0f} s, and no reason is reported"
     else:
         return None
@@ -60,8 +60,8 @@ def _check_deployment(deployment: Body, pods: list[Body]) -> _Late | None:
     return since + GRACE, make_cause("ControllerNotResponding", what, do)
 
 
-def _has_failed(status: Body) -> bool:
-    return any(one["type"] == "ReplicaFailure" and one["status"] == "True" for one in status.get("conditions") or [])
+def _has_failed(deployment: Body) -> bool:
+    return conditions_of(deployment).get("ReplicaFailure", {}).get("status") == "True"
 
 
 def _has_pods(deployment: Body, pods: list[Body]) -> bool:
@@ -79,7 +79,7 @@ def _check_pod(pod: Body) -> _Late | None:
         return _check_termination(name, metadata)
     if status.get("phase", "Pending") != "Pending" or status.get("containerStatuses") or status.get("initContainerStatuses"):
         return None
-    scheduled = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), None)
+    scheduled = conditions_of(pod).get("PodScheduled")
     if scheduled is None:
         since, grace, reason = metadata.get("creationTimestamp"), GRACE, "SchedulerNotResponding"
         what = f"pod {name}: no scheduler has handled it for {GRACE:.0f} s"
@@ -99,7 +99,7 @@ def _check_pod(pod: Body) -> _Late | None:
 def _check_readiness(pod: Body, event: PodEvent | None) -> _Late | None:
     """Return when a running pod that was ready counts as lost capacity; None for a pod that is ready, starts or leaves."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-    ready: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+    ready = conditions_of(pod).get("Ready", {})
     containers = [one for one in status.get("containerStatuses") or [] if not one.get("ready")]
     runs = [one for one in containers if (one.get("state") or {}).get("running") is not None and has_served(one, ready)]
     at = _seconds(ready.get("lastTransitionTime"))

@@ -14,8 +14,8 @@ from fairlead_operator.kube.compression import CompressedObject, Compressor
 from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.kube.kinds import AUTOSCALERS, PROFILES, SERVICES, UNLABELLED, Kind, kind_of
 from fairlead_operator.names import INSTANCE
+from fairlead_operator.objects import Body
 
-Body = Mapping[str, Any]
 Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
 

@@ -12,7 +12,7 @@ import msgspec
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
 
-from fairlead_operator.kube.kinds import UNLABELLED, Kind, kind_of
+from fairlead_operator.kube.kinds import UNLABELLED, Kind, path_of
 from fairlead_operator.kube.tracing import resource_of, trace_part
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 
@@ -50,12 +50,7 @@ class ApiError(Exception):
 class Cluster:
     """Reads and writes of the operator. Raises ApiError for a response that is not 2xx; errors of the transport pass through."""
 
-    def __init__(
-        self,
-        api: aio.ApiClient,
-        authorize_write: Callable[[], float] = lambda: TIMEOUT,
-        on_response: OnResponse = lambda method, code: None,
-    ) -> None:
+    def __init__(self, api: aio.ApiClient, authorize_write: Callable[[], float], on_response: OnResponse) -> None:
         """`authorize_write` is called before each write and returns the seconds that it may take. `on_response` is called per response."""
         self._api = api
         self._authorize_write = authorize_write
@@ -114,9 +109,8 @@ class Cluster:
             ("resourceVersion", str(version)),
             ("timeoutSeconds", str(WATCH_SECONDS)),
         ]
-        response = await self._send(
-            "GET", kind.path(namespace), [*query, *_selector(kind not in UNLABELLED)], timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT
-        )
+        query += _selector(kind not in UNLABELLED)
+        response = await self._send("GET", kind.path(namespace), query, timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT)
         try:
             if response.status > 299:
                 raise ApiError(response.status, _message(await response.read()))
@@ -141,23 +135,24 @@ class Cluster:
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
         """Apply exactly these fields (server-side apply). Forced: we own the fields that we send, even after other writers."""
-        metadata = body["metadata"]
-        path = kind_of(body).path(metadata["namespace"], metadata["name"])
         query = [("fieldManager", FIELD_MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
-        return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
+        return await self._request("PATCH", path_of(body), query, body, "application/apply-patch+yaml")
 
     async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:
         """Write the status if the object is still the version that was read (409 otherwise), so that two writers cannot mix their views."""
         metadata = body["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}, "status": status}
-        path = kind_of(body).path(metadata["namespace"], metadata["name"], "status")
-        return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
+        return await self._merge(path_of(body, "status"), patch)
 
     async def annotate(self, body: Mapping[str, Any], annotations: Mapping[str, str]) -> Body:
         """Set annotations on the object of this uid. Raises ApiError 404 or 409 when it is gone."""
-        metadata = body["metadata"]
-        patch = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
-        path = kind_of(body).path(metadata["namespace"], metadata["name"])
+        return await self._merge(path_of(body), {"metadata": {"uid": body["metadata"]["uid"], "annotations": dict(annotations)}})
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
+        """Merge `patch` into the object, whatever version it has."""
+        return await self._merge(kind.path(namespace, name), patch)
+
+    async def _merge(self, path: str, patch: Mapping[str, Any]) -> Body:
         return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
@@ -169,11 +164,6 @@ class Cluster:
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._request("PUT", path, [("fieldManager", FIELD_MANAGER)], body)
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
-        """Merge `patch` into the object, whatever version it has."""
-        query = [("fieldManager", FIELD_MANAGER)]
-        return await self._request("PATCH", kind.path(namespace, name), query, patch, "application/merge-patch+json")
-
     async def events_of(self, kind: str, namespace: str, name: str) -> list[Body]:
         """Return the Warning Events of one object, as core/v1 Events, at most a hundred."""
         fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
@@ -182,10 +172,8 @@ class Cluster:
 
     async def delete(self, body: Mapping[str, Any]) -> None:
         """Delete the object of this uid, not a successor of the same name."""
-        metadata = body["metadata"]
-        path = kind_of(body).path(metadata["namespace"], metadata["name"])
-        options = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
-        await self._request("DELETE", path, body=options)
+        options = {"preconditions": {"uid": body["metadata"]["uid"]}, "propagationPolicy": "Background"}
+        await self._request("DELETE", path_of(body), body=options)
 
     async def _request(
         self,

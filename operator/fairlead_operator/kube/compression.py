@@ -1,16 +1,13 @@
 """Compresses objects as JSON with deflate. The dictionary is another object of the same kind and component, with much text in common."""
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from fairlead_operator import names
-from fairlead_operator.objects import component_of
+from fairlead_operator.objects import Body, component_of
 
-Body = Mapping[str, Any]
 WINDOW = 32768  # bytes of a dictionary that deflate can refer back to
 DICTIONARY_GROWTH = 1.25  # a new dictionary is this many times larger than the last, so few are ever taken
 RAW_DEFLATE = -15  # deflate without zlib's header and checksum

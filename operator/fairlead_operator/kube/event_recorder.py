@@ -11,13 +11,13 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import EVENTS
+from fairlead_operator.objects import Body
 
 log = logging.getLogger(__name__)
 MIN_INTERVAL = 60.0  # seconds between two writes of one Event
@@ -25,8 +25,6 @@ MAX_TRACKED = 4096  # Events whose last write is remembered; the API server know
 MAX_QUEUED = 10_000  # Events that wait for the API server; more are dropped, and logged
 ATTEMPTS = 3
 MAX_NOTE = 1024
-
-Body = Mapping[str, Any]
 
 
 class EventRecorder:

@@ -66,6 +66,11 @@ def kind_of(body: Mapping[str, Any]) -> Kind:
     return _BY_KIND[(body["apiVersion"], body["kind"])]
 
 
+def path_of(body: Mapping[str, Any], subresource: str = "") -> str:
+    metadata = body["metadata"]
+    return kind_of(body).path(metadata["namespace"], metadata["name"], subresource)
+
+
 def make_child(service: InferenceService, kind: Kind, name: str, component: str, **fields: Any) -> Object:
     """Return an object of the service, with the name, labels and owner of its children. `fields`: `spec`, `data` and others."""
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": names.metadata(service, name, component), **fields}

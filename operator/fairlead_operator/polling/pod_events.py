@@ -5,13 +5,12 @@ pods at a time, and only as long as they are: a healthy service costs nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from fairlead_operator.causes.containers import has_served
+from fairlead_operator.causes.containers import KILLED, has_served
 from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.kube.client import ApiError, Cluster
-from fairlead_operator.objects import has_no_pod
+from fairlead_operator.objects import Body, conditions_of, has_ended, has_no_pod
 from fairlead_operator.observed import PodEvent
 from fairlead_operator.polling.periodic import PeriodicTask
 
@@ -19,9 +18,7 @@ log = logging.getLogger(__name__)
 STUCK_AFTER = 10.0  # seconds that a pod may take before its Events are listed
 PERIOD = 30.0  # seconds between two polls
 MAX_PODS = 3  # polled pods of one service: the others are stuck for the same reason
-_KILLED = (137, 143)
-
-Body = Mapping[str, Any]
+_CREATING = ("ContainerCreating", "PodInitializing")
 
 
 class PodEventPoller:
@@ -69,18 +66,12 @@ def is_stuck(pod: Body) -> bool:
     It has a node and no container runs, or a probe may have ended its container or may keep it from being ready.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
-    readiness: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
-    conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+    readiness, scheduled = (conditions_of(pod).get(type_, {}) for type_ in ("Ready", "PodScheduled"))
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    if metadata.get("deletionTimestamp") or conditions.get("Ready") == "True" or conditions.get("PodScheduled") == "False":
-        return False
-    if status.get("phase") in ("Failed", "Succeeded"):
+    if metadata.get("deletionTimestamp") or readiness.get("status") == "True" or scheduled.get("status") == "False" or has_ended(pod):
         return False
     states = [(one, one.get("state") or {}, (one.get("lastState") or {}).get("terminated") or {}) for one in containers]
     if not any("running" in state or "terminated" in state or last for _, state, last in states):
-        return all((state.get("waiting") or {}).get("reason", "ContainerCreating") in _CREATING for _, state, _ in states)
-    killed = any((state.get("terminated") or last).get("exitCode") in _KILLED for _, state, last in states)
+        return all((state.get("waiting") or {}).get("reason", _CREATING[0]) in _CREATING for _, state, _ in states)
+    killed = any((state.get("terminated") or last).get("exitCode") in KILLED for _, state, last in states)
     return killed or any(has_served(one, readiness) and not one.get("ready") for one, _, _ in states)
-
-
-_CREATING = ("ContainerCreating", "PodInitializing")

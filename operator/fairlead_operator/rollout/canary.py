@@ -5,7 +5,7 @@ analysis starts when the canary's pods became ready. Routers count its results f
 stored on its ControllerRevision. So an operator may stop at any step, and the next one continues.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from fairlead_common.canary_split import Split
@@ -13,7 +13,7 @@ from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, is_canary, parse_time, ready_at
+from fairlead_operator.objects import Body, component_of, conditions_of, format_time, is_canary, parse_time, ready_at
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find_revision, router_revision, worker_revision
 from fairlead_operator.rollout.canary_analysis import compare_error_rates, compare_ttft, describe_results
@@ -77,7 +77,7 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
         return trial.hold("Paused", f"until spec.rollout.canary.promotedRevision is {trial.desired}{describe_results(report)}")
     due = since + canary_spec.analysis_seconds
     if now < due:
-        text = f"analyzed until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{describe_results(report)}"
+        text = f"analyzed until {format_time(datetime.fromtimestamp(due, UTC))}{describe_results(report)}"
         return trial.hold("Analyzing", text, wake_at=due)
     if report is None or not enough:
         missing = f"it has not had {canary_spec.min_requests} requests yet (spec.rollout.canary.minRequests)"
@@ -95,23 +95,16 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     deployment = observed.deployments.get(names.CANARY)
     if deployment is None or not trial.present:
         return trial.hold("Starting", f"its pods are being created{text}")
-    conditions = {one["type"]: one for one in (deployment.get("status") or {}).get("conditions") or []}
-    available = conditions.get("Available", {})
-    made = min(
-        (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
-    )  # the condition may describe an earlier canary
+    available = conditions_of(deployment).get("Available", {})
+    # The condition may describe an earlier canary.
+    made = min((parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now)
     late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.progress_deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
         return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline_seconds} s{text}")
-    fault = cause is not None and cause.fault
     held = trial.hold("Starting", f"its pods are starting{text}", wake_at=late if unavailable else None)
-    return (
-        CanaryPlan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at)
-        if cause and fault
-        else held
-    )
+    return replace(held, cause=Cause(cause.reason, f"canary: {cause.message}", True)) if cause is not None and cause.fault else held
 
 
 @dataclass(frozen=True)
@@ -192,9 +185,8 @@ def _size(deployment: Body | None) -> int:
 
 def _established(main: Body) -> bool:
     """Return whether the old revision can serve as a baseline. A first revision that never served is replaced without a canary."""
-    status = main.get("status") or {}
-    progress = [one.get("reason") for one in status.get("conditions") or [] if one["type"] == "Progressing"]
-    return bool(status.get("readyReplicas")) or "NewReplicaSetAvailable" in progress
+    complete = conditions_of(main).get("Progressing", {}).get("reason") == "NewReplicaSetAvailable"
+    return complete or bool((main.get("status") or {}).get("readyReplicas"))
 
 
 def _serves_already(observed: Observed, revision: str) -> bool:

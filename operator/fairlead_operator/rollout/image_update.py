@@ -13,7 +13,7 @@ from datetime import datetime
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus, Condition, ImageUpdateStatus, UpdatePhase
-from fairlead_operator.objects import Body, parse_time
+from fairlead_operator.objects import Body, conditions_of, format_time, parse_time
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.image_faults import describe, find_image_fault, find_obstacle, find_other_fault
 from fairlead_operator.rollout.images import (
@@ -239,10 +239,10 @@ class _Update:
         )
 
     def _now(self) -> str:
-        return self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return format_time(self.now)
 
 
 def _changes(deployments: Iterable[Body]) -> Iterable[str | None]:
     """Return the times of the Deployments' last reported changes."""
-    conditions = [one for body in deployments for one in (body.get("status") or {}).get("conditions") or []]
+    conditions = (one for body in deployments for one in conditions_of(body).values())
     return (one.get("lastUpdateTime") or one.get("lastTransitionTime") for one in conditions)

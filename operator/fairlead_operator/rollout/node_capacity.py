@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.objects import Body, component_of, parse_time
+from fairlead_operator.objects import Body, component_of, conditions_of, parse_time
 from fairlead_operator.observed import PodEvent
 
 # What a worker that leaves its node frees, in the messages of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
@@ -39,8 +39,7 @@ def find_pending(pods: Iterable[Body], deployment: Body, wanted: int, events: Ma
     `events`: pod name → its newest relevant Event.
     """
     found = [one for one in (_unscheduled(pod) or _unattached(pod, events) for pod in pods) if one is not None]
-    quota = _over_quota(deployment, wanted)
-    if quota is not None:
+    if (quota := _over_quota(deployment, wanted)) is not None:
         found.append(quota)
     if not found:
         return None
@@ -50,13 +49,18 @@ def find_pending(pods: Iterable[Body], deployment: Body, wanted: int, events: Ma
 
 
 def _unscheduled(pod: Body) -> PendingWorkers | None:
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("reason") == "Unschedulable":
-            since = condition.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
-            words = str(condition.get("message") or "")
-            fits = words.partition("preemption:")[0].lower()
-            return PendingWorkers(parse_time(since), words, not fits or any(given in fits for given in _FREED_BY_DRAINING))
-    return None
+    scheduled = conditions_of(pod).get("PodScheduled", {})
+    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
+        return None
+    words = str(scheduled.get("message") or "")
+    fits = words.partition("preemption:")[0].lower()
+    return PendingWorkers(_since(pod), words, not fits or any(given in fits for given in _FREED_BY_DRAINING))
+
+
+def _since(pod: Body) -> float:
+    """Return when the scheduler last decided about the pod."""
+    scheduled = conditions_of(pod).get("PodScheduled", {})
+    return parse_time(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp"))
 
 
 def _unattached(pod: Body, events: Mapping[str, PodEvent]) -> PendingWorkers | None:
@@ -64,8 +68,7 @@ def _unattached(pod: Body, events: Mapping[str, PodEvent]) -> PendingWorkers | N
     event = events.get(pod["metadata"].get("name", ""))
     if event is None or not is_multi_attach(event.message):
         return None
-    scheduled: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "PodScheduled"), {})
-    return PendingWorkers(parse_time(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")), event.message, True)
+    return PendingWorkers(_since(pod), event.message, True)
 
 
 def is_multi_attach(message: str) -> bool:
@@ -74,14 +77,12 @@ def is_multi_attach(message: str) -> bool:
 
 def _over_quota(deployment: Body, wanted: int) -> PendingWorkers | None:
     """Return a refusal by the namespace's quota, which counts terminating pods until they are gone."""
-    status = deployment.get("status") or {}
-    if int(status.get("updatedReplicas") or 0) >= wanted:
+    failure = conditions_of(deployment).get("ReplicaFailure", {})
+    words = str(failure.get("message") or "")
+    is_short = int((deployment.get("status") or {}).get("updatedReplicas") or 0) < wanted
+    if not is_short or failure.get("status") != "True" or "exceeded quota" not in words:
         return None
-    for condition in status.get("conditions") or []:
-        words = str(condition.get("message") or "")
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True" and "exceeded quota" in words:
-            return PendingWorkers(parse_time(condition.get("lastTransitionTime")), words, True)
-    return None
+    return PendingWorkers(parse_time(failure.get("lastTransitionTime")), words, True)
 
 
 class DepartureTracker:

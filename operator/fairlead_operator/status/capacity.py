@@ -9,7 +9,7 @@ from datetime import datetime
 from fairlead_operator import names
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.cause import make_cause
-from fairlead_operator.objects import parse_time
+from fairlead_operator.objects import format_time, parse_time
 from fairlead_operator.observed import Replicas
 
 GRACE = 600.0  # seconds: a worker that was replaced loads 100 GB from a network volume of 250 MB/s in 400 s
@@ -40,7 +40,7 @@ class Shortfall:
             what, component = f"{routers.ready} of {routers.desired} routers are ready", names.ROUTER
         else:
             return cls()
-        return cls(before or now.strftime("%Y-%m-%dT%H:%M:%SZ"), what, component)
+        return cls(before or format_time(now), what, component)
 
     @property
     def since_seconds(self) -> float | None:

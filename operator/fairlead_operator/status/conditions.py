@@ -5,6 +5,10 @@ from datetime import datetime
 from typing import Literal
 
 from fairlead_operator.api.status import Condition
+from fairlead_operator.objects import format_time
+
+Verdict = tuple[bool, str, str]
+"""Truth, reason and message of a condition."""
 
 
 def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
@@ -17,7 +21,7 @@ class Conditions:
     def __init__(self, before: Sequence[Condition], generation: int, now: datetime) -> None:
         self._before = before
         self._generation = generation
-        self._now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._now = format_time(now)
         self.items: list[Condition] = []
 
     def set(self, type_: str, truth: bool, reason: str, message: str = "", *, generation: int | None = None) -> None:

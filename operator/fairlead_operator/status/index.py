@@ -11,7 +11,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, ready_at
+from fairlead_operator.objects import Body, component_of, format_time, ready_at
 from fairlead_operator.observed import ObservedIndex, ObservedRedis
 
 UNAVAILABLE_GRACE = 120.0  # seconds: a Redis that fails over, or moves to another node, is back by then
@@ -46,7 +46,7 @@ def build_status(
     return IndexStatus.model_validate(
         {
             "state": seen.state,
-            "last_transition_time": before.last_transition_time if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "last_transition_time": before.last_transition_time if before is not None and same else format_time(now),
             "read_mode": seen.read or None,
             "message": seen.reason[:512],
             "credentials": credentials,
@@ -89,12 +89,8 @@ def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
     """Return the admin addresses (host:port) of the ready routers, ordered by their pods' names."""
     found = []
     for pod in pods:
-        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        if (
-            ready_at(pod) is not None
-            and component_of(pod) == names.ROUTER
-            and status.get("podIP")
-            and not metadata.get("deletionTimestamp")
-        ):
-            found.append((metadata.get("name", ""), status["podIP"]))
+        metadata, address = pod.get("metadata") or {}, (pod.get("status") or {}).get("podIP")
+        is_router = component_of(pod) == names.ROUTER and ready_at(pod) is not None
+        if is_router and address and not metadata.get("deletionTimestamp"):
+            found.append((metadata.get("name", ""), address))
     return tuple(names.host_port(address, names.ROUTER_ADMIN_PORT) for _, address in sorted(found))

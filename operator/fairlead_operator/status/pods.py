@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.containers import has_served
-from fairlead_operator.objects import Body, component_of
+from fairlead_operator.objects import Body, component_of, conditions_of
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.status.conditions import Conditions
 
@@ -13,14 +13,8 @@ from fairlead_operator.status.conditions import Conditions
 def set_weights_ready(conditions: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
     """Set True while every wanted worker has its model in memory; otherwise report what prevents it."""
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
-    failed = next(
-        (
-            cause
-            for cause in (causes.find_pod_cause(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision)))
-            if cause and cause.weights
-        ),
-        None,
-    )
+    found = (causes.find_pod_cause(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision)))
+    failed = next((cause for cause in found if cause is not None and cause.weights), None)
     loaded = max(workers.ready, sum(map(_has_loaded, pods)))
     if failed is not None:
         conditions.set("WeightsReady", False, failed.reason, failed.message)
@@ -36,13 +30,10 @@ def set_weights_ready(conditions: Conditions, observed: Observed, workers: Repli
 
 def set_template_valid(conditions: Conditions, obstacle: Cause | None) -> None:
     """Set the condition from `obstacle`, the cause that Ready reports. A refused template is the first obstacle, so no other hides it."""
-    refused = obstacle is not None and obstacle.template
-    conditions.set(
-        "PodTemplateValid",
-        not refused,
-        obstacle.reason if refused and obstacle else "Accepted",
-        obstacle.message if refused and obstacle else "The API server accepts the workers' pod template",
-    )
+    if obstacle is not None and obstacle.template:
+        conditions.set("PodTemplateValid", False, obstacle.reason, obstacle.message)
+    else:
+        conditions.set("PodTemplateValid", True, "Accepted", "The API server accepts the workers' pod template")
 
 
 def _rank(pod: Body, revision: str) -> tuple[bool, str]:
@@ -56,7 +47,7 @@ def _containers(pod: Body) -> Iterable[Body]:
 
 def _has_loaded(pod: Body) -> bool:
     """Return whether the pod was ready since its start: the model is in memory, even if the worker drains now."""
-    readiness: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
+    readiness = conditions_of(pod).get("Ready", {})
     return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
 
 

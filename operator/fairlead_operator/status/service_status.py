@@ -197,17 +197,15 @@ def _set_parts(conditions: Conditions, view: _View, prefetch_job: str) -> tuple[
     """Set the conditions of optional parts of a service. Return their faults."""
     service, observed = view.service, view.observed
     gateway = gateway_status.build_condition(service, observed)
-    for name, condition in (
-        ("GatewayReady", gateway),
-        ("BatchReady", batch_status.build_condition(service, observed)),
-        ("ModelCached", prefetch.build_condition(service, observed, prefetch_job)),
-    ):
+    batch, batch_fault = batch_status.judge(service, observed)
+    cached, prefetch_fault = prefetch.judge(service, observed, prefetch_job)
+    for name, condition in (("GatewayReady", gateway), ("BatchReady", batch), ("ModelCached", cached)):
         if condition is not None:
             conditions.set(name, *condition)
     return (
         gateway_status.find_fault(gateway),
-        batch_status.find_fault(service, observed),
-        prefetch.find_fault(service, observed, prefetch_job),
+        batch_fault,
+        prefetch_fault,
         view.tls_fault,
         other_services.find_fault(service, observed),
         fallback.find_fault(service.status, observed.pods, observed.fallbacks),

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator.api.status import TrafficStatus
+from fairlead_operator.objects import format_time
 from fairlead_operator.observed import ObservedTraffic
 
 MIN_INTERVAL = 60.0  # seconds between two writes
@@ -80,7 +81,7 @@ def build_status(
             tokens_per_second=seen.tokens_per_second,
             prompt_tokens_per_second=seen.prompt_tokens_per_second,
             cache_hit_percent=percent,
-            last_update_time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            last_update_time=format_time(now),
         ),
         None,
     )

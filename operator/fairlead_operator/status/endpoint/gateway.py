@@ -8,6 +8,7 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.children import gateway
 from fairlead_operator.kube.kinds import POOLS, ROUTES, TLS_POLICIES, Kind
 from fairlead_operator.observed import Observed
+from fairlead_operator.status.conditions import Verdict
 
 _MISSING = {
     ROUTES: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
@@ -22,7 +23,7 @@ _MISSING = {
 }
 
 
-def build_condition(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
+def build_condition(service: InferenceService, observed: Observed) -> Verdict | None:
     """Return (truth, reason, message) of GatewayReady; None for a service without a gateway."""
     gateway_ref = service.spec.exposure.gateway
     if gateway_ref is None:
@@ -30,11 +31,8 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
     missing = next((kind for kind in gateway.kinds(service) if kind.kind not in observed.served), None)
     if missing is not None:
         reason, what = _MISSING[missing]
-        return (
-            False,
-            reason,
-            f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
-        )
+        words = f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field"
+        return False, reason, words
     reference = gateway_ref.parent_ref
     name, home = reference.name, reference.namespace or service.namespace
     answer = _condition_from_parents(observed, name, home)
@@ -46,7 +44,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
     return False, refused.get("reason", "NotProgrammed"), f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
 
 
-def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | None:
+def build_live_route_condition(observed: Observed) -> Verdict | None:
     """Return the same for the existing route, where the spec cannot be followed; None where there is no route."""
     route = observed.optional_objects.get(ROUTES.kind)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
@@ -55,7 +53,7 @@ def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | No
     return _condition_from_parents(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
 
 
-def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
+def _condition_from_parents(observed: Observed, name: str, home: str) -> Verdict:
     """Return what the gateway of that name reports."""
     parents = _parents(observed, ROUTES)
     for parent in [*parents, *_parents(observed, POOLS)]:
@@ -80,7 +78,7 @@ def _find_unprogrammed(observed: Observed, section: str | None) -> Mapping[str, 
     return None
 
 
-def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
+def find_fault(verdict: Verdict | None) -> Cause | None:
     """Return a cause where something is missing or was refused; None where the condition is True, or still waits for a controller."""
     if verdict is None or verdict[0] or verdict[1] == "Waiting":
         return None

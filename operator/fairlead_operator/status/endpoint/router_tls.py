@@ -1,12 +1,11 @@
 """Faults of the routers' certificate that no pod can report. Pure."""
 
-from typing import Any
-
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.kube.kinds import CERTIFICATES
+from fairlead_operator.objects import conditions_of
 from fairlead_operator.observed import Observed
 
 
@@ -18,10 +17,8 @@ def find_fault(service: InferenceService, observed: Observed) -> Cause | None:
     if CERTIFICATES.kind not in observed.served:
         what = "spec.router.tls.issuerRef needs cert-manager (Certificate of cert-manager.io/v1), which this cluster does not serve"
         return make_cause("CertManagerMissing", what, "Install cert-manager, or name a Secret in spec.router.tls.secretName.")
-    live: Any = observed.optional_objects.get(CERTIFICATES.kind) or {}
-    conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or []}
     # While cert-manager works on it, condition Issuing is True. After a failure it is False, and a renewal keeps Ready True.
-    failed = conditions.get("Issuing") or {}
+    failed = conditions_of(observed.optional_objects.get(CERTIFICATES.kind)).get("Issuing", {})
     if failed.get("status") != "False" or failed.get("reason") != "Failed":
         return None
     name = names.deployment(service, names.ROUTER)

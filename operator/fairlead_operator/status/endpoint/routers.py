@@ -1,10 +1,9 @@
 """`status.routers`: how many routers there are, and what their autoscaler reports. Pure."""
 
-from typing import Any
-
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import RoutersStatus
 from fairlead_operator.kube.kinds import AUTOSCALERS
+from fairlead_operator.objects import conditions_of
 from fairlead_operator.observed import Observed, Replicas
 
 
@@ -23,8 +22,7 @@ def _describe_autoscaler(service: InferenceService, observed: Observed) -> str:
         return ""
     if AUTOSCALERS.kind not in observed.served:
         return f"spec.router.autoscaling needs {AUTOSCALERS.api_version}, which this cluster does not serve: the number stays"
-    live: Any = observed.optional_objects.get(AUTOSCALERS.kind) or {}
-    conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or []}
+    conditions = conditions_of(observed.optional_objects.get(AUTOSCALERS.kind))
     for type_ in ("AbleToScale", "ScalingActive"):
         if (conditions.get(type_) or {}).get("status") == "False":
             return f"{conditions[type_].get('reason', type_)}: {conditions[type_].get('message', '')}"
