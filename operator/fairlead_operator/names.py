@@ -60,22 +60,13 @@ def model_routes(service: InferenceService) -> str:
     return f"{service.name}-models"
 
 
-def nodes_secret(service: InferenceService) -> str:
-    """Return the name of the Secret that authenticates the pods of one model to each other.
+def random_secret(service: InferenceService, purpose: str) -> str:
+    """Return the name of a Secret with a random value. The uid distinguishes successive services of one name.
 
-    The uid distinguishes successive services of one name.
+    `purpose`: `nodes` (the pods of one model authenticate each other), `batch` (routers and batch server do), or `responses` (from which
+    routers derive the keys of stored responses).
     """
-    return f"{service.name}-nodes-{digest(service.uid)}"
-
-
-def batch_secret(service: InferenceService) -> str:
-    """Return the name of the Secret that routers and the batch server share."""
-    return f"{service.name}-batch-{digest(service.uid)}"
-
-
-def responses_secret(service: InferenceService) -> str:
-    """Return the name of the Secret from which routers derive the keys of stored responses."""
-    return f"{service.name}-responses-{digest(service.uid)}"
+    return f"{service.name}-{purpose}-{digest(service.uid)}"
 
 
 def redis_secret(service: InferenceService, role: str) -> str:

@@ -87,13 +87,7 @@ def merge_profile(body: Mapping[str, Any], profile: Mapping[str, Any] | None) ->
 
 def given_fields(part: BaseModel) -> dict[str, Any]:
     """Return the fields of a part of the spec that differ from their defaults, under their names in a manifest."""
-    made: dict[str, Any] = {}
-    dumped = part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    for name, field in type(part).model_fields.items():
-        value, key = getattr(part, name), field.alias or name
-        if key in dumped:
-            made[key] = given_fields(value) if isinstance(value, BaseModel) else dumped[key]
-    return made
+    return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def merge_specs(profile: Mapping[str, Any], service: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,11 +67,7 @@ class EngineClient:
         headers = {"content-type": "application/json"} if data is not None else None
         try:
             async with self.session.request(
-                "GET" if data is None else "POST",
-                self.url(path),
-                data=data,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=timeout),
+                "GET" if data is None else "POST", self.url(path), data=data, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
             ) as response:
                 return response.status, await response.read()
         except TimeoutError as error:

@@ -1,5 +1,7 @@
 """A cause, and how its message is built."""
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 LONGEST = 1024  # characters of a message: the limit of an Event
@@ -24,6 +26,12 @@ def make_cause(reason: str, what: str, do: str, *, fault: bool = True, weights: 
 
 def truncate(message: str, longest: int = LONGEST) -> str:
     return message if len(message) <= longest else message[: longest - 1] + "…"
+
+
+def find_advice(table: Iterable[tuple[str, str]], message: str, words: Mapping[str, str], flags: re.RegexFlag = re.NOFLAG) -> list[str]:
+    """Return the advice of each pattern that the message has, in the order of the table: with the pattern's groups, and `words`."""
+    found = ((re.search(pattern, message, flags), text) for pattern, text in table)
+    return [text.format(*match.groups(), **words) for match, text in found if match]
 
 
 def last_line(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.causes import weights
-from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
+from fairlead_operator.causes.cause import Cause, find_advice, last_line, make_cause, truncate
 from fairlead_operator.causes.events import probe_message
 from fairlead_operator.causes.fields import Fields
 from fairlead_operator.observed import PodEvent
@@ -22,10 +22,7 @@ _IMAGE_ADVICE = (
         "Give the pods a pull secret that may read it (imagePullSecrets): spec.imagePullSecrets, or the chart's images.pullSecrets.",
     ),
     (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
-    (
-        r"not found|manifest unknown|\b404\b",
-        "Correct the image: {image}.",
-    ),
+    (r"not found|manifest unknown|\b404\b", "Correct the image: {image}."),
     (r"toomanyrequests|rate limit|\b429\b", "The registry limits pulls: wait, log in with a pull secret, or mirror the image."),
     (
         r"no such host|timeout|timed out|refused|x509|unreachable|EOF",
@@ -93,7 +90,7 @@ def _image(pod: str, container: Mapping[str, Any], fields: Fields, reason: str, 
         return make_cause(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
     if reason == "ErrImageNeverPull":
         return make_cause(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
-    do = _advise(_IMAGE_ADVICE, detail).replace("{image}", fields.describe_image(str(container.get("name"))))
+    do = _advise(_IMAGE_ADVICE, detail, image=fields.describe_image(str(container.get("name"))))
     return make_cause("ImagePullBackOff", what, do or "Pull the image manually on the node to see the registry's error.")
 
 
@@ -123,6 +120,5 @@ def _crashed(
     return make_cause("CrashLoopBackOff" if looping else "Crashed", what, do)
 
 
-def _advise(table: tuple[tuple[str, str], ...], words: str) -> str:
-    found = ((re.search(pattern, words, re.IGNORECASE), text) for pattern, text in table)
-    return next((text.format(*match.groups(), image="{image}") for match, text in found if match), "")
+def _advise(table: tuple[tuple[str, str], ...], message: str, **words: str) -> str:
+    return next(iter(find_advice(table, message, words, re.IGNORECASE)), "")

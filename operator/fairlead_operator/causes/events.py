@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.causes.cause import Cause, find_advice, make_cause
 from fairlead_operator.causes.fields import Fields
 from fairlead_operator.observed import PodEvent
 
@@ -49,8 +49,7 @@ def _time(event: Mapping[str, Any]) -> str:
 def find_event_cause(pod: str, event: PodEvent, fields: Fields) -> Cause | None:
     """Return the cause for a pod whose containers do not run yet; None where the Event gives no reason."""
     if event.reason in MOUNT:
-        found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
-        do = next((text.format(*match.groups(), **fields.words) for match, text in found if match), f"See kubectl describe pod {pod}.")
+        do = next(iter(find_advice(_MOUNT_ADVICE, event.message, fields.words)), f"See kubectl describe pod {pod}.")
         return make_cause("FailedMount", f"pod {pod} waits for a volume: {_without_ids(event.message)}", do)
     if event.reason in DEVICE_CLAIM:
         do = "Create the ResourceClaimTemplate that spec.resources.resourceClaims names, in this namespace, or correct the name."

@@ -1,20 +1,17 @@
 """Names an autoscaler that targets one of our Deployments, and what it should target instead. Pure."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from fairlead_operator import names
+from fairlead_operator.api import InferenceService
 from fairlead_operator.causes.cause import Cause, make_cause
-
-if TYPE_CHECKING:
-    from fairlead_operator.api import InferenceService
-    from fairlead_operator.observed import FieldConflict
+from fairlead_operator.observed import FieldConflict
 
 REASON = "ReplicasConflict"
 _KNOWN = {"kube-controller-manager": "a HorizontalPodAutoscaler (field manager kube-controller-manager)", "keda-operator": "KEDA"}
 
 
-def find_cause(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) -> tuple[Cause | None, float | None]:
+def find_cause(service: InferenceService, field_conflicts: Iterable[FieldConflict]) -> tuple[Cause | None, float | None]:
     """Return the fault, if there is one, and until when it lasts (seconds since the epoch). Its message does not change meanwhile."""
     found = sorted(field_conflicts, key=lambda one: (one.component != names.WORKER, one.name, one.manager))
     if not found:
@@ -25,7 +22,7 @@ def find_cause(service: "InferenceService", field_conflicts: Iterable["FieldConf
     return make_cause(REASON, what, _advice(service, one)), max(each.until for each in found)
 
 
-def _advice(service: "InferenceService", one: "FieldConflict") -> str:
+def _advice(service: InferenceService, one: FieldConflict) -> str:
     look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find that writer"
     if one.component != names.WORKER:
         return f"{look} and stop it: spec.routing.replicas says how many routers there are, and spec.router.autoscaling scales them."

@@ -2,7 +2,7 @@
 
 import re
 
-from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.causes.cause import Cause, find_advice, make_cause
 from fairlead_operator.causes.fields import Fields
 
 _LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
@@ -10,10 +10,7 @@ _OF = re.compile(r"0/(\d+) nodes")
 
 # The scheduler's message → advice, with the component's fields. Only the first two matches are given: more are too many to read.
 _ADVICE = (
-    (
-        r"Insufficient (?:nvidia|amd)\.com/gpu",
-        "Free a GPU, add a node with GPUs{fewer} (to run on CPUs, set spec.resources.gpus: 0).",
-    ),
+    (r"Insufficient (?:nvidia|amd)\.com/gpu", "Free a GPU, add a node with GPUs{fewer} (to run on CPUs, set spec.resources.gpus: 0)."),
     (
         r"Insufficient ((?!(?:nvidia|amd)\.com/gpu)[\w-]+\.[\w.-]+/[\w.-]+)(?<![.])",
         "Add a node with {0}, or ask for fewer of it. If no node has it, correct spec.resources.gpuResource.",
@@ -65,10 +62,6 @@ def find_cause(pod: str, reason: str, message: str, fields: Fields) -> Cause:
     nodes = _OF.search(words)
     lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
     what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {_PREEMPTION.sub('', words)}"
-    return make_cause("FailedScheduling", what, " ".join(advice(words, fields)[:2]) or f"See kubectl describe pod {pod}.")
-
-
-def advice(message: str, fields: Fields) -> list[str]:
-    """Return the advice for each reason that the scheduler names."""
-    found = ((re.search(pattern, message), text) for pattern, text in _ADVICE)
-    return [text.format(*match.groups(), **fields.words) for match, text in found if match]
+    return make_cause(
+        "FailedScheduling", what, " ".join(find_advice(_ADVICE, words, fields.words)[:2]) or f"See kubectl describe pod {pod}."
+    )

@@ -54,11 +54,7 @@ _KINDS = (
         "HubUnreachable",
         "Allow the pods to reach the hub (NetworkPolicy, proxy, DNS), or serve the model from a volume (pvc://CLAIM/PATH).",
     ),
-    (
-        r"--max-model-len \d+ is more",
-        "ModelUnsupported",
-        "Lower spec.engine.maxModelLen, or remove it: the model's own limit then counts.",
-    ),
+    (r"--max-model-len \d+ is more", "ModelUnsupported", "Lower spec.engine.maxModelLen, or remove it: the model's own limit then counts."),
     (r"cannot load LoRA adapter", "AdapterLoadFailed", "Correct spec.model.adapters: the URI, the adapter's base model, its rank."),
     (
         r"there is no /|is not a folder|no config\.json|GGUF models in /",

@@ -36,7 +36,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed) -
     paused = is_pausing(service, observed.deployments.get(names.BATCH))
     deployment = pods.deployment(service, names.BATCH, replicas=1, template=pinned.template, strategy={}, paused=paused)
     deployment["spec"]["strategy"] = {"type": "Recreate"}
-    secret = secrets.build_random(service, names.batch_secret(service), names.BATCH, SECRET_KEY)
+    secret = secrets.build_random(service, names.random_secret(service, "batch"), names.BATCH, SECRET_KEY)
     return [secret, _service(service), *pinned.revisions, deployment]
 
 
@@ -52,7 +52,7 @@ def mounted_secret(service: InferenceService) -> list[Mounted]:
     """Return the volume of the shared secret; none without `spec.batch`."""
     if service.spec.batch is None:
         return []
-    return [Mounted("batch-secret", SECRET_FILE.parent, pods.secret_source(names.batch_secret(service)))]
+    return [Mounted("batch-secret", SECRET_FILE.parent, pods.secret_source(names.random_secret(service, "batch")))]
 
 
 def _service(service: InferenceService) -> Object:

@@ -19,7 +19,7 @@ from fairlead_operator.children import pods
 from fairlead_operator.kube.kinds import CONFIG_MAPS, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import find_revision
-from fairlead_operator.rollout.sides import Sides
+from fairlead_operator.rollout.step import Sides
 
 SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
 

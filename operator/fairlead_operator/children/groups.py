@@ -30,7 +30,7 @@ def components(service: InferenceService) -> tuple[str, ...]:
 
 def secret(service: InferenceService) -> list[Object]:
     """Return the Secret of a service whose models span several pods; nothing for other services."""
-    return [secrets.build_random(service, names.nodes_secret(service), names.WORKER, SECRET_KEY)] if is_grouped(service) else []
+    return [secrets.build_random(service, names.random_secret(service, "nodes"), names.WORKER, SECRET_KEY)] if is_grouped(service) else []
 
 
 def environment(service: InferenceService, revision: str) -> list[Object]:
@@ -41,7 +41,7 @@ def environment(service: InferenceService, revision: str) -> list[Object]:
     if not is_grouped(service):
         return []
     return [
-        pods.secret_variable("NODES_SECRET", names.nodes_secret(service), SECRET_KEY),
+        pods.secret_variable("NODES_SECRET", names.random_secret(service, "nodes"), SECRET_KEY),
         {"name": "FAIRLEAD_NODES_SECRET", "value": f"$(NODES_SECRET)-{revision}"},
     ]
 

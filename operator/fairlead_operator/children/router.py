@@ -57,7 +57,7 @@ def _count_routers(template: Object, service: InferenceService) -> Object:
 
 def _secrets(service: InferenceService, settings: Settings) -> list[Object]:
     """Return the secret for the keys of stored responses; none without Redis, which stores them."""
-    name = names.responses_secret(service)
+    name = names.random_secret(service, "responses")
     return [secrets.build_random(service, name, names.ROUTER, RESPONSES_FILE.name)] if settings.redis_url else []
 
 
@@ -80,14 +80,9 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         keys = [pods.Mounted("api-keys", KEY_FILE.parent, pods.secret_source(secret.name, {secret.key: KEY_FILE.name}))]
     responses, env = list[pods.Mounted](), [{"name": "HOME", "value": "/tmp"}]
     if settings.redis_url:
-        responses = [pods.Mounted("responses", RESPONSES_FILE.parent, pods.secret_source(names.responses_secret(service)))]
+        responses = [pods.Mounted("responses", RESPONSES_FILE.parent, pods.secret_source(names.random_secret(service, "responses")))]
         env.append({"name": "FAIRLEAD_RESPONSES_SECRET_FILE", "value": str(RESPONSES_FILE)})  # routers of older images would refuse a flag
-    files = [
-        *canary.mounted_split(service),
-        *batch.mounted_secret(service),
-        *router_tls.mounted(service),
-        *model_routes.mounted(service),
-    ]
+    files = [*canary.mounted_split(service), *batch.mounted_secret(service), *router_tls.mounted(service), *model_routes.mounted(service)]
     login = redis.mounted(service, settings, names.ROUTER)
     container = pods.make_container(
         settings,

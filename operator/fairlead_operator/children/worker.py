@@ -17,8 +17,7 @@ from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pin, worker_revision
 from fairlead_operator.rollout.images import count_gpus, worker_image
-from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
-from fairlead_operator.rollout.step import Step
+from fairlead_operator.rollout.step import STABLE_ONLY, Sides, Step
 from fairlead_operator.settings import Settings
 
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
@@ -109,11 +108,7 @@ def _template(service: InferenceService, settings: Settings, commit: str) -> Obj
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource, mounted: list[pods.Mounted]) -> Object:
-    own = [
-        *_identity(service, settings, _warmup(service, settings)),
-        *source.env,
-        *groups.environment(service, worker_revision(service)),
-    ]
+    own = [*_identity(service, settings, _warmup(service, settings)), *source.env, *groups.environment(service, worker_revision(service))]
     return pods.make_container(
         settings,
         names.WORKER,

@@ -123,10 +123,7 @@ async def fetch_commit(model: HubModel, endpoint: str) -> str:
     url = URL(f"{endpoint}/api/models/{model.repository}{revision}?expand=sha", encoded=True)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     try:
-        async with (
-            aiohttp.ClientSession(trust_env=True, timeout=timeout) as session,
-            session.get(url, allow_redirects=False) as answer,
-        ):
+        async with aiohttp.ClientSession(trust_env=True, timeout=timeout) as session, session.get(url, allow_redirects=False) as answer:
             if 300 <= answer.status < 400:
                 raise HubRefused(f"it redirects to {answer.headers.get('Location', '')}, which the operator does not follow")
             if answer.status != 200:

@@ -57,17 +57,11 @@ def build_settings() -> kopf.OperatorSettings:
 def build_registry(cache: Cache) -> kopf.OperatorRegistry:
     """Return a registry with all watches of kopf."""
     registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=registry)(_login)
-    _watch_services(registry, cache)
-    return registry
 
+    def log_in(**kwargs: Any) -> Any:
+        """Log in with the pod's service account, or with a kubeconfig."""
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-def _login(**kwargs: Any) -> Any:
-    """Log in with the pod's service account, or with a kubeconfig."""
-    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-
-
-def _watch_services(registry: kopf.OperatorRegistry, cache: Cache) -> None:
     async def put_or_remove(event: kopf.RawEvent, **_: Any) -> None:
         body = with_type(SERVICES, event["object"])
         if event["type"] == "DELETED":
@@ -75,4 +69,6 @@ def _watch_services(registry: kopf.OperatorRegistry, cache: Cache) -> None:
         else:
             cache.put(body)
 
+    kopf.on.login(registry=registry)(log_in)
     kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=registry)(put_or_remove)
+    return registry

@@ -17,7 +17,7 @@ from fairlead_operator.objects import Body, component_of, conditions_of, format_
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find_revision, router_revision, worker_revision
 from fairlead_operator.rollout.canary_analysis import compare_error_rates, compare_ttft, describe_results
-from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
+from fairlead_operator.rollout.step import STABLE_ONLY, Sides
 from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.router_size import router_replicas
 

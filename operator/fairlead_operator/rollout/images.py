@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine_runtime import ENGINES, Runtime
-from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.objects import Body
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import belongs_to, find_revision, router_revision, worker_revision
@@ -89,10 +88,10 @@ def apply_images(service: InferenceService, observed: Observed, settings: Settin
     if follows and update is not None and update.phase in (*UPDATING, *GOING_BACK) and drains_for_budget(service, settings):
         spec = service.spec
         service = replace(service, spec=spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"strategy": "DrainFirst"})}))
-    if not _sets_worker_image(service):
+    if not _WORKER.is_set(service):
         follows_worker = follows and not _is_of_other_runtime(service, observed, wanted)
         service = _choose(service, observed, _WORKER, wanted.worker if follows_worker else "")
-    if not _sets_router_image(service):
+    if not _ROUTER.is_set(service):
         service = _choose(service, observed, _ROUTER, wanted.router if follows else "")
     return _without_trial(service) if follows and update is not None and update.phase == "RollingBack" else service
 
@@ -141,29 +140,31 @@ def drains_for_budget(service: InferenceService, settings: Settings) -> bool:
 def with_own_images(service: InferenceService, observed: Observed, images: Images) -> Images:
     """Return `images`, for a part whose image the user sets with the image that it has."""
     live = live_images(observed)
-    worker = live.worker if _sets_worker_image(service) else images.worker
-    return Images(worker, live.router if _sets_router_image(service) else images.router)
+    worker = live.worker if _WORKER.is_set(service) else images.worker
+    return Images(worker, live.router if _ROUTER.is_set(service) else images.router)
 
 
 @dataclass(frozen=True)
 class _Part:
+    """The workers or the routers: their component, the section of the spec with their image, and the digest of their revision."""
+
     component: str
+    section: str
     digest: Callable[[InferenceService], str]
-    with_image: Callable[[InferenceService, str | None], InferenceService]
+
+    def with_image(self, service: InferenceService, image: str | None) -> InferenceService:
+        section = getattr(service.spec, self.section).model_copy(update={"image": image})
+        return replace(service, spec=service.spec.model_copy(update={self.section: section}))
+
+    def is_set(self, service: InferenceService) -> bool:
+        """Return whether the user sets the image."""
+        template = service.spec.pod_template if self.component == names.WORKER else service.spec.router.pod_template
+        in_template = template is not None and bool(image_of({"spec": template.spec}, self.component))
+        return bool(getattr(service.spec, self.section).image) or in_template
 
 
-def _with_worker_image(service: InferenceService, image: str | None) -> InferenceService:
-    spec = service.spec
-    return replace(service, spec=spec.model_copy(update={"engine": spec.engine.model_copy(update={"image": image})}))
-
-
-def _with_router_image(service: InferenceService, image: str | None) -> InferenceService:
-    spec = service.spec
-    return replace(service, spec=spec.model_copy(update={"routing": spec.routing.model_copy(update={"image": image})}))
-
-
-_WORKER = _Part(names.WORKER, worker_revision, _with_worker_image)
-_ROUTER = _Part(names.ROUTER, router_revision, _with_router_image)
+_WORKER = _Part(names.WORKER, "engine", worker_revision)
+_ROUTER = _Part(names.ROUTER, "routing", router_revision)
 
 
 def _choose(service: InferenceService, observed: Observed, part: _Part, wanted: str) -> InferenceService:
@@ -198,7 +199,7 @@ def find_stored_model(service: InferenceService, observed: Observed) -> str:
 
     A new image is a new revision, and must not load another commit of the model.
     """
-    for _, body in _variants(_with_worker_image(service, None), observed, _WORKER):
+    for _, body in _variants(_WORKER.with_image(service, None), observed, _WORKER):
         return model_of(body["data"]["template"])
     return ""
 
@@ -238,15 +239,3 @@ def _applied_template(observed: Observed, component: str) -> Body:
 
 def _owners(body: Body) -> set[str]:
     return {str(one.get("uid")) for one in (body.get("metadata") or {}).get("ownerReferences") or []}
-
-
-def _sets_worker_image(service: InferenceService) -> bool:
-    return bool(service.spec.engine.image) or _has_image(service.spec.pod_template, names.WORKER)
-
-
-def _sets_router_image(service: InferenceService) -> bool:
-    return bool(service.spec.routing.image) or _has_image(service.spec.router.pod_template, names.ROUTER)
-
-
-def _has_image(template: PodTemplate | None, component: str) -> bool:
-    return template is not None and bool(image_of({"spec": template.spec}, component))

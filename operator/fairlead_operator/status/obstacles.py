@@ -4,13 +4,17 @@ from dataclasses import dataclass
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.causes import Cause, creation
+from fairlead_operator.causes.cause import make_cause
+from fairlead_operator.kube.kinds import DEPLOYMENTS, WORKER_SETS
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.node_capacity import is_multi_attach
 from fairlead_operator.rollout.step import Step
-from fairlead_operator.status import refusals
 from fairlead_operator.status.serving import wakes
+
+_WITH_WORKERS = (DEPLOYMENTS.kind, WORKER_SETS.kind)
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,44 @@ class Obstacles:
 def _find_refusal(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step) -> Cause | None:
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        return refusals.find_cause(service, child, words)
+        return explain_refusal(service, child, words)
     for replicas, component in ((workers, names.WORKER), (routers, names.ROUTER)):
         # An older ReplicaSet may still be refused pods when all pods of the present template exist.
         if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
             return creation.make_failure_cause(*replicas.failure, component, observed.deployments.get(component))
     return None
+
+
+def explain_refusal(service: InferenceService, child: str, words: str) -> Cause:
+    """Return the cause of a refusal by the API server, which names the field to change.
+
+    `child`: as in `Deployment/qwen-worker`; `words`: the API server's message.
+    """
+    workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in _WITH_WORKERS)
+    # Without the feature gate the server drops the volume's source, and then reports it as missing. Older servers do not know the field.
+    if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
+        return make_cause(
+            "PodTemplateInvalid",
+            f"spec.model.uri is oci://, an image volume, and this cluster has none ({child}: {words})",
+            "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35); or use hf://, s3://, gs:// or pvc://.",
+            template=True,
+        )
+    component, template = _find_template(service, child)
+    return creation.make_refusal_cause(child, words, component=component, template=template is not None)
+
+
+def _find_template(service: InferenceService, child: str) -> tuple[str, PodTemplate | None]:
+    """Return the component whose pods the child has, and the template that the user merges into them."""
+    spec, kind, name = service.spec, *child.split("/", 1)
+    if kind == "Job":
+        return names.PREFETCH, spec.pod_template
+    if kind not in _WITH_WORKERS:
+        return names.WORKER, None
+    if name == names.deployment(service, names.ROUTER):
+        return names.ROUTER, spec.router.pod_template
+    if name == names.deployment(service, names.BATCH):
+        return names.BATCH, spec.batch.pod_template if spec.batch is not None else None
+    return names.WORKER, spec.pod_template
 
 
 def _find_worker_obstacle(

@@ -19,7 +19,7 @@ from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
 from fairlead_operator.status.capacity import Shortfall
 from fairlead_operator.status.conditions import Conditions, find
-from fairlead_operator.status.endpoint import external_url, other_services, router_tls
+from fairlead_operator.status.endpoint import external_url
 from fairlead_operator.status.endpoint import gateway as gateway_status
 from fairlead_operator.status.endpoint import routers as router_status
 from fairlead_operator.status.obstacles import Obstacles
@@ -74,8 +74,8 @@ class _View:
         shortfall = Shortfall.of(before.reduced_since, workers, routers, now, drains=not step.surge, alone=serving.wakes(service))
         ended_after = _find_start(service, memory, shortfall, seconds) - capacity.SLACK
         obstacles = Obstacles.find(service, observed, workers, routers, step, cause, ended_after)
-        tls_fault = router_tls.find_fault(service, observed)
-        obstacle = router_tls.explain(loading_status.add_progress(obstacles.worst, loading), tls_fault)
+        tls_fault = router_status.find_certificate_fault(service, observed)
+        obstacle = router_status.explain_missing_secret(loading_status.add_progress(obstacles.worst, loading), tls_fault)
         found = (memory, workers, routers, shortfall, loading, obstacles, obstacle, tls_fault, cause, cause_at, ended_after)
         return cls(service, observed, step, canary, now, revision, *found)
 
@@ -207,7 +207,7 @@ def _set_parts(conditions: Conditions, view: _View, prefetch_job: str) -> tuple[
         batch_fault,
         prefetch_fault,
         view.tls_fault,
-        other_services.find_fault(service, observed),
+        router_status.find_other_service_fault(service, observed),
         fallback.find_fault(service.status, observed.pods, observed.fallbacks),
     )
 

@@ -9,7 +9,7 @@ from tests.operator.support.manifests import SETTINGS, service
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import router_revision, worker_revision
-from fairlead_operator.status.refusals import find_cause
+from fairlead_operator.status.obstacles import explain_refusal
 
 
 def template(component: str = "worker", /, **spec: Any) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def test_an_image_as_a_volume() -> None:
 
 def test_a_cluster_without_image_volumes_is_named() -> None:
     words = 'Deployment.apps "qwen-worker" is invalid: spec.template.spec.volumes[2]: Required value: must specify a volume type'
-    said = find_cause(service(model={"uri": "oci://a/b:1"}), "Deployment/qwen-worker", words)
+    said = explain_refusal(service(model={"uri": "oci://a/b:1"}), "Deployment/qwen-worker", words)
     assert said.reason == "PodTemplateInvalid" and "ImageVolume" in said.message and words in said.message
-    assert find_cause(service(), "Deployment/qwen-worker", words).reason == "ApplyFailed"
+    assert explain_refusal(service(), "Deployment/qwen-worker", words).reason == "ApplyFailed"
 
 
 def test_warm_up_is_given_in_variables() -> None:

@@ -86,7 +86,7 @@ def test_a_generated_secret_is_created_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not finished(applier(api)[0].converge([secret])), "an operator that has just started finds it there"
     assert api.of("Secret") == [held]
     monkeypatch.setattr(secret_writer, "REWRITE_PERIOD", 0.0)
-    api.remove(("Secret", names.nodes_secret(service(engine=ENGINE))))
+    api.remove(("Secret", names.random_secret(service(engine=ENGINE), "nodes")))
     finished(first.converge([secret]))
     assert api.of("Secret")[0]["data"] != held["data"], "one that was deleted comes back"
 
