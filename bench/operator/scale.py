@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.operator.support import apiserver
-from tests.operator.support.apiserver import wait_for_crd
+from tests.operator.support.cluster import wait_for_crds
 
 from bench.common.report import make_parser, write_report
 from bench.operator import measures
@@ -64,7 +64,7 @@ class Bench:
 
     async def run(self) -> None:
         self.found("sizes", measures.sizes(self.server))
-        wait_for_crd(self.server)
+        wait_for_crds(self.server)
         async with AsyncExitStack() as stack:
             api = Api(self.server, await stack.enter_async_context(Api.session()))
             router = await stack.enter_async_context(routers())

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.operator.support import apiserver
-from tests.operator.support.cluster import Cluster
+from tests.operator.support.cluster import Cluster, install_crds
 from tests.operator.support.running_operator import StubRouter, run_operator
-
-from fairlead_operator.api.crd import custom_resource_definition, profile_definition
 
 
 @pytest.fixture(scope="session")
@@ -18,10 +16,7 @@ def server() -> Iterator[apiserver.ApiServer]:
     if problem:
         pytest.skip(problem)
     with apiserver.start() as running:
-        crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        running.create(crds, custom_resource_definition())
-        running.create(crds, profile_definition())
-        apiserver.wait_for_crd(running)
+        install_crds(running)
         yield running
 
 

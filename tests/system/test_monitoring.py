@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from tests.operator.support import apiserver
-from tests.operator.support.cluster import Cluster
+from tests.operator.support.cluster import Cluster, install_crds
 from tests.operator.support.monitoring import panel_queries, rule_groups, rules, selectors, variables
 from tests.router.batch import deployment
 from tests.router.gateway import gateway
@@ -27,7 +27,6 @@ from tests.servers.redis_server import RedisServer, free_port
 from tests.system.processes import NAMESPACE, Fleet, Process, engine_worker, until
 
 from fairlead.random_model.build import make_model
-from fairlead_operator.api.crd import custom_resource_definition
 
 pytestmark = pytest.mark.timeout(600)  # of which most is the start of two engines, an API server and an operator
 CLASSES = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_000}]
@@ -139,8 +138,7 @@ def send_until(stop: Event, running: RunningService) -> None:
 def operator(folder: Path) -> Iterator[list[tuple[str, dict[str, str]]]]:
     """Run the operator with a service whose pods are ready, and one whose status an admission policy denies."""
     with apiserver.start() as server:
-        server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
-        apiserver.wait_for_crd(server)
+        install_crds(server)
         for namespace in ("models", "denied"):
             server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         deny_status(server, "denied")

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.causes.cause import Cause, make_cause
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.events import probe_message
 from fairlead_operator.causes.fields import fields_of_pod
-from fairlead_operator.objects import Body, conditions_of
+from fairlead_operator.objects import Body, conditions_of, parse_time
 from fairlead_operator.observed import PodEvent
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -92,8 +91,7 @@ def _check_pod(pod: Body) -> _Late | None:
         do = f"See whether its node is Ready (kubectl get nodes), and kubectl describe pod {name}."
     else:
         return None  # the scheduler has answered: the pod has no node
-    at = _seconds(since)
-    return None if at is None else (at + grace, make_cause(reason, what, do))
+    return (parse_time(since) + grace, make_cause(reason, what, do)) if since else None
 
 
 def _check_readiness(pod: Body, event: PodEvent | None) -> _Late | None:
@@ -102,8 +100,8 @@ def _check_readiness(pod: Body, event: PodEvent | None) -> _Late | None:
     ready = conditions_of(pod).get("Ready", {})
     containers = [one for one in status.get("containerStatuses") or [] if not one.get("ready")]
     runs = [one for one in containers if (one.get("state") or {}).get("running") is not None and has_served(one, ready)]
-    at = _seconds(ready.get("lastTransitionTime"))
-    if metadata.get("deletionTimestamp") or ready.get("status") != "False" or not runs or at is None:
+    at = parse_time(ready.get("lastTransitionTime"))
+    if metadata.get("deletionTimestamp") or ready.get("status") != "False" or not runs or not at:
         return None
     name = metadata.get("name", "?")
     seen = probe_message(event) or "its readiness probe fails"
@@ -113,7 +111,7 @@ def _check_readiness(pod: Body, event: PodEvent | None) -> _Late | None:
 
 
 def _check_termination(name: str, metadata: Body) -> _Late:
-    ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()  # includes the grace period
+    ends_at = parse_time(metadata["deletionTimestamp"])  # includes the grace period
     do = f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
     if finalizers := ", ".join(metadata.get("finalizers") or []):
         do = f"The controllers that set its finalizers ({finalizers}) must remove them."
@@ -124,8 +122,4 @@ def _check_termination(name: str, metadata: Body) -> _Late:
 def last_written_at(metadata: Body) -> float | None:
     """Return when any writer last wrote the object: even an annotation makes a new generation that the controller must observe."""
     times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
-    return max((at for at in map(_seconds, times) if at is not None), default=None)
-
-
-def _seconds(text: Any) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None
+    return max(map(parse_time, times)) or None

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.apiserver import wait_for_crd
 from tests.operator.support.chart import template
-from tests.operator.support.cluster import eventually
+from tests.operator.support.cluster import eventually, wait_for_crds
 from tests.operator.support.manifests import manifest
 
 from fairlead_operator.api.crd import custom_resource_definition
@@ -131,7 +130,7 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
         version["schema"]["openAPIV3Schema"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     with apiserver.start() as alone:
         alone.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        wait_for_crd(alone)
+        wait_for_crds(alone)
         made = template("--set=admissionPolicy.enabled=true", "--namespace=default", *LISTS)
         done = alone.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([one for one in made if one["kind"] in KINDS]))
         assert done.returncode == 0, done.stderr

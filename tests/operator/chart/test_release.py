@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.operator.support import apiserver, foreign_crds
-from tests.operator.support.apiserver import wait_for_crd
 from tests.operator.support.chart import CHART, everything, helm
-from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.cluster import Cluster, eventually, wait_for_crds
 from tests.operator.support.manifests import manifest
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
@@ -61,7 +60,7 @@ def test_a_service_among_the_extra_objects_comes_after_the_crd(alone: apiserver.
     helmed(alone, "uninstall", "fl", "--ignore-not-found")
 
     helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false", "--create-namespace")
-    wait_for_crd(alone)
+    wait_for_crds(alone)
     helmed(alone, "upgrade", "fl", str(CHART), "-f", str(values))
     cluster = Cluster(alone, HOME)
     assert cluster.get("inferenceservices", "qwen")["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
@@ -70,7 +69,7 @@ def test_a_service_among_the_extra_objects_comes_after_the_crd(alone: apiserver.
 
     applied = alone.kubectl("apply", "--server-side", "-f", str(CHART.parents[1] / "crds"))
     assert applied.returncode == 0, applied.stderr
-    wait_for_crd(alone)
+    wait_for_crds(alone)
     helmed(alone, "install", "fl", str(CHART), "-f", str(values), "--take-ownership")
     assert cluster.get("inferenceservices", "qwen") is not None
     helmed(alone, "uninstall", "fl")
@@ -87,7 +86,7 @@ def test_services_stay_unless_they_or_the_crd_are_deleted_though_no_operator_run
         *everything()[2:],
         "--set=monitoring.podMonitors=false,monitoring.rules=false",
     )
-    wait_for_crd(alone)
+    wait_for_crds(alone)
     cluster = Cluster(alone, "default")
     cluster.create(replicas=2)
     helmed(alone, "uninstall", "fl")

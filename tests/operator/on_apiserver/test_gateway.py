@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from tests.operator.support import apiserver, foreign_crds
-from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.cluster import CRDS, Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import discovery as optional
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ROUTES, POOLS = "/apis/gateway.networking.k8s.io/v1", "/apis/inference.networking.k8s.io/v1"
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from tests.operator.support import apiserver, foreign_crds
-from tests.operator.support.cluster import MERGE, Cluster, eventually
+from tests.operator.support.cluster import CRDS, MERGE, Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import discovery as optional
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ENGINE = {"tensorParallel": 16, "nodes": 2}
 
 

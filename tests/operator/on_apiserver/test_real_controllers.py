@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from tests.operator.scaling.test_scaling import page, worker
 from tests.operator.support import apiserver
-from tests.operator.support.apiserver import wait_for_crd
-from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.cluster import Cluster, eventually, install_crds
 from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.operator.support.stub_server import StubServer
 from tests.servers.redis_server import free_port
 
-from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.polling import pod_events
 from fairlead_operator.scaling.costs import ANNOTATION
 
@@ -82,8 +80,7 @@ def controlled(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> It
         pytest.skip(problem)
     folder = tmp_path_factory.mktemp("manager")
     with apiserver.start() as server:
-        server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
-        wait_for_crd(server)
+        install_crds(server)
         metrics.register(server)
         flags = [f"--kubeconfig={server.kubeconfig}", f"--controllers={CONTROLLERS}", "--leader-elect=false", "--bind-address=127.0.0.1"]
         flags += [f"--secure-port={free_port()}", f"--cert-dir={folder}", "--horizontal-pod-autoscaler-sync-period=300ms"]

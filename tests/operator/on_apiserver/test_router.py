@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from tests.operator.support import apiserver, foreign_crds
-from tests.operator.support.cluster import MERGE, Cluster, eventually
+from tests.operator.support.cluster import CRDS, MERGE, Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import discovery, gateways
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 HPA = "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers/qwen-router"
 
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 from tests.operator.support import apiserver
-from tests.operator.support.apiserver import wait_for_crd
-from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.cluster import CRDS, Cluster, eventually, install_crds
 from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 
-from fairlead_operator.api.crd import custom_resource_definition, profile_definition
+from fairlead_operator.api.crd import custom_resource_definition
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NAME = "inferenceservices.fairlead.dev"
 PATH = "/apis/fairlead.dev/{}/namespaces/default/inferenceservices"
 
@@ -47,9 +45,7 @@ def update(server: apiserver.ApiServer, crd: dict[str, Any]) -> None:
 
 
 def test_a_stored_service_becomes_v1_without_a_restart(alone: apiserver.ApiServer, router: StubRouter) -> None:
-    for crd in (custom_resource_definition(), profile_definition()):
-        alone.create(CRDS, crd)
-    wait_for_crd(alone)
+    install_crds(alone)
     cluster = Cluster(alone, "default")
     with run_operator(alone.kubeconfig, "default", router.url):
         stored = cluster.create(replicas=2, engine={"maxNumSeqs": 7})

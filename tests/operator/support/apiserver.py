@@ -126,16 +126,6 @@ def start() -> Iterator[ApiServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for_crd(server: ApiServer) -> None:
-    """Wait until the API server serves each of our CRDs that it has."""
-    deadline = time.monotonic() + 30
-    for crd in server.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
-        if crd["spec"]["group"] == "fairlead.dev":
-            while server.request("GET", f"/apis/fairlead.dev/v1alpha1/{crd['spec']['names']['plural']}")[0] != 200:
-                assert time.monotonic() < deadline, f"CRD {crd['metadata']['name']} was accepted and is not served"
-                time.sleep(0.05)
-
-
 def _etcd(folder: Path, port: int, peer: int) -> list[str]:
     return [
         str(program("etcd")),

@@ -7,8 +7,28 @@ from typing import Any, TypeVar
 from tests.operator.support.apiserver import ApiServer
 from tests.operator.support.manifests import manifest
 
+from fairlead_operator.api.crd import custom_resource_definition, profile_definition
+
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+def install_crds(server: ApiServer) -> None:
+    """Create our CRDs, and wait until they are served."""
+    for crd in (custom_resource_definition(), profile_definition()):
+        server.create(CRDS, crd)
+    wait_for_crds(server)
+
+
+def wait_for_crds(server: ApiServer) -> None:
+    """Wait until the API server serves each of our CRDs that it has."""
+    deadline = time.monotonic() + 30
+    for crd in server.get(CRDS)["items"]:
+        if crd["spec"]["group"] == "fairlead.dev":
+            while server.request("GET", f"/apis/fairlead.dev/v1alpha1/{crd['spec']['names']['plural']}")[0] != 200:
+                assert time.monotonic() < deadline, f"CRD {crd['metadata']['name']} was accepted and is not served"
+                time.sleep(0.05)
 
 
 class Cluster:

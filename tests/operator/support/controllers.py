@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.operator.support import apiserver
-from tests.operator.support.apiserver import wait_for_crd
-
-from fairlead_operator.api.crd import custom_resource_definition
+from tests.operator.support.cluster import install_crds
 
 MERGE = "application/merge-patch+json"
 NAMESPACE = "default"
@@ -28,8 +26,7 @@ def missing() -> str:
 @contextmanager
 def start(folder: Path) -> Iterator[apiserver.ApiServer]:
     with apiserver.start() as server:
-        server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
-        wait_for_crd(server)
+        install_crds(server)
         with run_components(server, folder, ("deployment-controller", "replicaset-controller")):
             yield server
 

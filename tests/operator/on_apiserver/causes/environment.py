@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.operator.support import apiserver, controllers
+from tests.operator.support.cluster import install_crds
 from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.operator.support.stub_server import StubServer
@@ -26,7 +27,6 @@ from fairlead.kube.api import Kube
 from fairlead.kube.explain import Report, explain
 from fairlead.kube.facts import read_facts
 from fairlead_operator import run
-from fairlead_operator.api.crd import custom_resource_definition, profile_definition
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.causes import unresponsive
 from fairlead_operator.kube.leader_election import LeaderElector, Timing
@@ -39,7 +39,6 @@ from .network import Network, ServiceProber
 from .row import Row
 from .worker_errors import WorkerErrors
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CONTROLLERS = ("deployment", "replicaset", "job", "resourcequota", "horizontal-pod-autoscaler", "resourceclaim")
 BASE = {"routing": {"replicas": 1}}
 MANY = 8  # rows at the same time
@@ -104,9 +103,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment
     flags = ["--horizontal-pod-autoscaler-sync-period=1s", "--resource-quota-sync-period=2s"]
     with Hub(folder / "hub") as hub, StubServer(_refuse) as store, Network(prober) as network, apiserver.start() as server:
         errors = WorkerErrors(folder / "errors", hub.url, store.url)
-        for definition in (custom_resource_definition(), profile_definition()):
-            server.create(CRDS, definition)
-        apiserver.wait_for_crd(server)
+        install_crds(server)
         _make_nodes(server)
         names = [f"{name}-controller" for name in CONTROLLERS]
         with (
