@@ -108,23 +108,21 @@ class _Operator:
         home = config.lease_namespace or own_namespace(config.watched_namespaces[0])
         secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
         self._credentials = CredentialsManager(config, secret, self._cache.identities, self._controller.wake_all)
-        served, unknown = (lambda: self._optional.served), (lambda: self._optional.unknown)
-        work_queue, record_event = WorkQueue(MAX_CONCURRENT_RECONCILES), self._event_recorder.record
         self._dependencies = Dependencies(
             cluster,
             self._cache,
             prober,
             config.settings,
-            record_event,
-            work_queue,
-            served,
-            unknown,
-            metrics,
-            self._gateways.find,
-            lambda: self._credentials.seen,
-            tracer,
+            self._event_recorder.record,
+            WorkQueue(MAX_CONCURRENT_RECONCILES),
             FleetRollout(config.settings.waves, self._cache, self._controller.wake),
             HubResolver(config.hub_endpoint),
+            served=lambda: self._optional.served,
+            unknown=lambda: self._optional.unknown,
+            metrics=metrics,
+            gateway=self._gateways.find,
+            redis=lambda: self._credentials.seen,
+            tracer=tracer,
         )
         metrics.register_sources(
             lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._reported_services
@@ -181,8 +179,7 @@ class _Operator:
         """Stop the writers first, then release the lease: its next holder need not wait for kopf, which takes seconds."""
         await self._controller.close()
         await self._event_recorder.close()
-        if self._dependencies.hub is not None:
-            await self._dependencies.hub.close()
+        await self._dependencies.hub.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -207,10 +204,8 @@ class _Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._credentials.run(), name="redis credentials")
             await self._credentials.reconciled.wait()  # otherwise a new pod would start before its Secret exists
-            if self._dependencies.fleet is not None:
-                group.create_task(
-                    self._dependencies.fleet.run(self._dependencies.cluster, self._config.watched_namespaces), name="rollout of images"
-                )
+            fleet_run = self._dependencies.fleet.run(self._dependencies.cluster, self._config.watched_namespaces)
+            group.create_task(fleet_run, name="rollout of images")
             self._controller.start(self._dependencies)
 
 

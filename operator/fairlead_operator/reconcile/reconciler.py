@@ -24,7 +24,7 @@ from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.kube.tracing import trace_part, trace_reconcile
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import FleetView, ModelCommit, Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
+from fairlead_operator.observed import ModelCommit, Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
 from fairlead_operator.polling import deletion_costs
 from fairlead_operator.polling.canary import CanaryPoller
 from fairlead_operator.polling.demand import DemandPoller
@@ -75,14 +75,14 @@ class Dependencies:
     settings: Settings
     record_event: RecordEvent
     work_queue: WorkQueue  # bounds the number of concurrent reconciles
+    fleet: FleetRollout
+    hub: HubResolver
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster serves
     unknown: Callable[[], frozenset[str]] = frozenset  # optional kinds for which no answer has come yet
     metrics: Metrics = field(default_factory=Metrics)
     gateway: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None  # spec and status of a Gateway; None: unknown
     redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
     tracer: Tracer | None = None
-    fleet: FleetRollout | None = None  # None: no service is updated to newer images
-    hub: HubResolver | None = None  # None: workers resolve the revisions of hf:// models
 
 
 class Reconciler:
@@ -122,8 +122,7 @@ class Reconciler:
                             wait = await self.reconcile()
                     failures = 0
                 except ServiceGone:
-                    if self._dependencies.fleet is not None:
-                        self._dependencies.fleet.forget(self._owner)
+                    self._dependencies.fleet.forget(self._owner)
                     return
                 except Conflict:
                     wait = CONFLICT_DELAY  # the watch is about to deliver the version that this reconcile had not seen
@@ -174,7 +173,7 @@ class Reconciler:
         if self._model_commit is not None and self._model_commit.model != find_hub_model(service):
             self._model_commit = None  # the model was edited
         before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
-        if (unresolved := find_unresolved(service, observed)) is not None and self._dependencies.hub is not None:
+        if (unresolved := find_unresolved(service, observed)) is not None:
             self._model_commit = self._dependencies.hub.commit(unresolved, self.wake)
             if self._model_commit is None:
                 return None  # woken within seconds; until then nothing changes
@@ -279,7 +278,7 @@ class Reconciler:
             recommendations=self._demand.recommendations,
             field_conflicts=self._applier.field_conflicts.current() if self._applier is not None else (),
             decision=self._decision,
-            fleet=self._dependencies.fleet.view(self._owner) if self._dependencies.fleet is not None else FleetView(),
+            fleet=self._dependencies.fleet.view(self._owner),
             errors=self._errors.seen,
             model_commit=self._model_commit,
         )
@@ -325,7 +324,7 @@ class Reconciler:
 
     async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
         if body.get("status") == after.model_dump(mode="json", by_alias=True, exclude_none=True):
-            self._report(after)
+            self._dependencies.fleet.report(self._owner, after)
             return
         status = after.model_dump(mode="json", by_alias=True)  # null removes a field
         gone = {key: None for key in body.get("status") or {} if key not in status}
@@ -341,10 +340,6 @@ class Reconciler:
             if refusal.code == 409:
                 raise Conflict(str(refusal)) from None
             raise
-        self._report(after)
+        self._dependencies.fleet.report(self._owner, after)
         for type_, reason, message in transitions.events_for(before, after):
             self._dependencies.record_event(body, type_, reason, message)
-
-    def _report(self, stored: ServiceStatus) -> None:
-        if self._dependencies.fleet is not None:
-            self._dependencies.fleet.report(self._owner, stored)

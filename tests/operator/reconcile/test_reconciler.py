@@ -21,6 +21,7 @@ from fairlead_operator.observed import HubModel, ObservedRedis
 from fairlead_operator.polling.hub import HubResolver
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.reconcile.controller import Controller
+from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
 
 OWNER = ("default", "qwen")
@@ -43,7 +44,10 @@ class Broken:
 
 
 def dependencies(cache: Cache, cluster: object, prober: object = None) -> Dependencies:
-    return Dependencies(cast(Cluster, cluster), cache, cast(Prober, prober), SETTINGS, lambda *_: None, WorkQueue(1))
+    fleet = FleetRollout(SETTINGS.waves, cache, lambda _: None)
+    return Dependencies(
+        cast(Cluster, cluster), cache, cast(Prober, prober), SETTINGS, lambda *_: None, WorkQueue(1), fleet, HubResolver("")
+    )
 
 
 async def test_a_missed_deletion_is_found_before_a_child_is_created() -> None:
