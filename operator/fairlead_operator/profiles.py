@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceSpec
-from fairlead_operator.api.cache import is_downloaded, is_in_bucket
+from fairlead_operator.api.model import is_downloaded, is_in_bucket
 from fairlead_operator.api.profile import PROFILE_KIND, find_own_fields, has_field
 from fairlead_operator.api.resources import NVIDIA, PRODUCT_LABELS
 from fairlead_operator.api.service import describe

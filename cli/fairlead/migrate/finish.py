@@ -8,7 +8,7 @@ from fairlead.migrate.command_line import carry_flags
 from fairlead.migrate.draft import Draft
 from fairlead.migrate.fields import NotMigratable
 from fairlead.migrate.pods import keep_volume
-from fairlead_operator.api.spec import Model
+from fairlead_operator.api.model import Model
 
 _HUB_CACHE = re.compile(r"/root|(/root|/home/[^/]+)?/\.cache(/huggingface(/hub)?)?")
 """Folders of an image that hold the cache of the hub."""

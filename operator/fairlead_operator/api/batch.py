@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.cache import is_in_bucket
 from fairlead_operator.api.fields import ObjectName, Part, refuse, rule, rules
+from fairlead_operator.api.model import is_in_bucket
 from fairlead_operator.api.pod_template import PodTemplate
 
 _BUCKET = "spec.batch.secretName needs an s3:// storageURI: remove it"

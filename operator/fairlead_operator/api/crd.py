@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fairlead_operator.api.adapters import MODELS_NAME
 from fairlead_operator.api.fields import GROUP_NAME_HELP, GROUP_NAME_LENGTH, NAME, NAME_HELP, NAME_LENGTH, rule
+from fairlead_operator.api.model import MODELS_NAME
 from fairlead_operator.api.profile import PROFILE_KIND, profile_schema
 from fairlead_operator.api.schema import Schema, status_schema, structural_schema
 from fairlead_operator.api.spec import ServiceSpec

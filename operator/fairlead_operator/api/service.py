@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fairlead_operator.api.adapters import MODELS_NAME
 from fairlead_operator.api.fields import EXAMPLES, GROUP_NAME_HELP, GROUP_NAME_LENGTH, NAME, NAME_HELP, NAME_LENGTH, WORDS, similar_field
+from fairlead_operator.api.model import MODELS_NAME
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 

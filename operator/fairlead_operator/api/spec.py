@@ -6,14 +6,11 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
-from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names
 from fairlead_operator.api.batch import Batch
-from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import (
-    MODEL_NAME,
     Argument,
     Image,
     ObjectName,
@@ -23,9 +20,8 @@ from fairlead_operator.api.fields import (
     refuse,
     rule,
     rules,
-    uri_schema,
-    uri_validator,
 )
+from fairlead_operator.api.model import Model
 from fairlead_operator.api.owned_flags import PIPELINE, pipeline_stages
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
@@ -35,11 +31,6 @@ from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 from fairlead_operator.api.slo import Slo
 
 # Messages of the rules, in the CRD and in the validators below.
-_REVISION = "spec.model.revision needs an hf:// model without @REVISION in spec.model.uri: keep one of the two"
-_SECRET = "spec.model.secretRef needs an hf:// model (token of the hub), or an s3:// or gs:// model (access key): remove it"
-_CACHE = "spec.model.cache needs an hf://, s3:// or gs:// model, since other models are not downloaded: remove it"
-_ENDPOINT = "spec.model.endpoint needs an hf://, s3:// or gs:// model: remove it"
-_REGION = "spec.model.region needs an s3:// model: remove it"
 _PARALLEL = (
     "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes, since a worker uses all of its GPUs for one "
     "replica: change one of them"
@@ -86,73 +77,6 @@ _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageToke
 
 ENGINE_REFUSES = "^(s3|gs)://|^hf://.*@"
 """Adapters that vLLM does not download."""
-
-
-class SecretKey(Part):
-    """A Secret in the namespace of the service. The kubelet reads it; the operator never does."""
-
-    name: ObjectName = Field(description="Name of the Secret.")
-    key: str = Field(
-        "token",
-        min_length=1,
-        max_length=253,
-        pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key of the hub's token (hf://), or of the key file (gs://).",
-    )
-
-
-class Model(Part):
-    """The model to serve."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))", _REVISION, path=".revision"),
-            rule("!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')", _SECRET, path=".secretRef"),
-            rule("!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')", _CACHE, path=".cache"),
-            rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
-            rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
-        )
-    )
-
-    uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[/FILE.gguf][@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, "
-        "oci://IMAGE[#FOLDER] or file:///PATH. FOLDER and PATH may name a .gguf file."
-    )
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=MODEL_NAME)] | None = Field(
-        None, description='Value of "model" in requests. Absent: the name of the service.'
-    )
-    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
-        None, description="Commit, tag or branch of an hf:// model."
-    )
-    secret_ref: SecretKey | None = Field(
-        None,
-        description="Token of the hub (hf://), AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3://), or key file (gs://). "
-        "Absent: the pod's role.",
-    )
-    cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
-    adapters: list[Adapter] = Field(
-        default_factory=list,
-        max_length=MAX_ADAPTERS,
-        description="LoRA adapters, loaded before a worker is ready. A change starts a rollout.",
-        json_schema_extra=list_map("name"),
-    )
-
-    endpoint: Endpoint | None = Field(
-        None, description="URL of an S3-compatible store or of a mirror of the hub. Absent: huggingface.co, AWS or Google Cloud."
-    )
-    region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
-
-    @model_validator(mode="after")
-    def _for_its_source(self) -> Self:
-        hub = self.uri.startswith("hf://")
-        refuse(self.endpoint is not None and not is_downloaded(self.uri), _ENDPOINT)
-        refuse(self.region is not None and not is_in_bucket(self.uri), _REGION)
-        refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
-        refuse(self.secret_ref is not None and not is_downloaded(self.uri), _SECRET)
-        refuse(self.cache is not None and not is_downloaded(self.uri), _CACHE)
-        refuse(has_duplicate_names(self.adapters), SAME_NAMES)
-        refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
-        return self
 
 
 class Routing(Part):

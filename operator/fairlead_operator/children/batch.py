@@ -34,8 +34,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed) -
         return []
     pinned = pin(service, names.BATCH, batch_revision(service), _template(service, batch, settings), observed.revisions)
     paused = is_pausing(service, observed.deployments.get(names.BATCH))
-    deployment = pods.deployment(service, names.BATCH, replicas=1, template=pinned.template, strategy={}, paused=paused)
-    deployment["spec"]["strategy"] = {"type": "Recreate"}
+    deployment = pods.deployment(service, names.BATCH, replicas=1, template=pinned.template, rolling=None, paused=paused)
     secret = secrets.build_random(service, names.random_secret(service, "batch"), names.BATCH, SECRET_KEY)
     return [secret, _service(service), *pinned.revisions, deployment]
 

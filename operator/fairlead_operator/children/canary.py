@@ -58,9 +58,9 @@ def _config_map(service: InferenceService, split: Split) -> Object:
 def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, min_ready_seconds: int) -> Object:
     """Return the canary's Deployment. Its strategy is Recreate: a new canary replaces the old one and may need its GPU."""
     marked = _add_mark(template, revision)
-    made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, min_ready_seconds=min_ready_seconds)
+    made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, rolling=None, min_ready_seconds=min_ready_seconds)
     selector = {"matchLabels": {**names.selector(service, names.WORKER), names.TRACK: names.CANARY_TRACK}}
-    spec = {**made["spec"], "strategy": {"type": "Recreate"}, "selector": selector}
+    spec = {**made["spec"], "selector": selector}
     return {**made, "metadata": names.metadata(service, names.deployment(service, names.CANARY), names.CANARY), "spec": spec}
 
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from fairlead_operator.api import ServiceSpec
-from fairlead_operator.api.cache import ModelCache, is_downloaded
-from fairlead_operator.api.spec import Model
+from fairlead_operator.api.model import Model, ModelCache, is_downloaded
 from fairlead_operator.children.pods import Mounted, secret_variable
 from fairlead_operator.objects import Object
 

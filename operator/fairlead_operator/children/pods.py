@@ -187,14 +187,14 @@ def deployment(
     *,
     replicas: int | None,
     template: Object,
-    strategy: dict[str, Any],
+    rolling: dict[str, Any] | None,
     min_ready_seconds: int = 0,
     paused: bool = False,
 ) -> Object:
     """Return a Deployment.
 
-    `replicas`: None leaves them to an autoscaler. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the
-    next one.
+    `replicas`: None leaves them to an autoscaler. `rolling`: the bounds within which pods are replaced; None: all at once.
+    `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the next one.
 
     The operator owns `paused` even when it is False: a Deployment that a user paused would ignore edits without a visible reason.
     """
@@ -205,7 +205,7 @@ def deployment(
         "progressDeadlineSeconds": service.spec.rollout.progress_deadline_seconds,
         "paused": paused,
         "selector": {"matchLabels": names.selector(service, component)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},
+        "strategy": {"type": "Recreate"} if rolling is None else {"type": "RollingUpdate", "rollingUpdate": rolling},
         "template": template,
     }
     return make_child(service, DEPLOYMENTS, names.deployment(service, component), component, spec=spec)

@@ -10,8 +10,8 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.cache import is_downloaded
 from fairlead_operator.api.fields import quantity
+from fairlead_operator.api.model import is_downloaded
 from fairlead_operator.children import engine_pod, pods
 from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, cache_volume, model_source
 from fairlead_operator.kube.difference import APPLIED

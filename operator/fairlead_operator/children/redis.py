@@ -1,17 +1,22 @@
-"""How workers and routers reach the index: variables and flags, and one Secret for each role, which the kubelet mounts as files."""
+"""How workers and routers reach the index: variables and flags, and one Secret for each role, which the kubelet mounts as files.
 
+Names and passwords of the Redis users are derived, so that no state of a service is stored or read.
+"""
+
+import hashlib
+import hmac
 from collections.abc import Mapping
 
-from fairlead_index.redis.access_rules import Role, user_name
+from fairlead_index.redis.access_rules import USER_PREFIX, Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import pods, secrets
-from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import ObservedRedis
 from fairlead_operator.settings import Settings
 
 MOUNT = "/etc/fairlead/redis"
+ROLES: tuple[Role, ...] = ("worker", "router")
 
 
 def flags(settings: Settings) -> dict[str, object]:
@@ -55,3 +60,13 @@ def mounted(service: InferenceService, settings: Settings, role: str) -> list[po
     if not (settings.redis_url and settings.redis_credentials):
         return []
     return [pods.Mounted("redis", MOUNT, pods.secret_source(names.redis_secret(service, role), optional=True))]
+
+
+def prefix_of(installation: str) -> str:
+    """Return the prefix of the names of the installation's users."""
+    return f"{USER_PREFIX}{installation}:"
+
+
+def password_of(key: str, role: str, namespace: str, name: str, uid: str) -> str:
+    """Return the password of one role of one service: 64 hexadecimal digits. A service that is deleted and created again gets another."""
+    return hmac.new(key.encode(), f"redis/{role}/{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()

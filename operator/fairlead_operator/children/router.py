@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, secrets
+from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_tls, secrets
 from fairlead_operator.kube.kinds import AUTOSCALERS, CERTIFICATES, KUBE_SERVICES, make_child
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -31,7 +31,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed) -
         names.ROUTER,
         replicas=replicas_to_apply(service, live),
         template=_count_routers(pinned.template, service),
-        strategy=SURGE,
+        rolling=SURGE,
         paused=is_pausing(service, live),
     )
     return [
@@ -41,7 +41,7 @@ def objects(service: InferenceService, settings: Settings, observed: Observed) -
         *model_routes.objects(service, settings, observed.other_services),
         *pinned.revisions,
         deployment,
-        *(router_autoscaler.objects(service) if AUTOSCALERS.kind in observed.served else []),
+        *(_autoscaler(service) if AUTOSCALERS.kind in observed.served else []),
         pods.disruption_budget(service, names.ROUTER, {"maxUnavailable": 1}),
     ]
 
@@ -66,6 +66,24 @@ def _service(service: InferenceService, observed: Observed) -> Object:
     ports = [*router_tls.service_ports(service, observed), *picker]
     spec = {"type": "ClusterIP", "selector": names.selector(service, names.ROUTER), "ports": ports}
     return make_child(service, KUBE_SERVICES, service.name, names.ROUTER, spec=spec)
+
+
+def _autoscaler(service: InferenceService) -> list[Object]:
+    """Return the autoscaler; nothing without `spec.router.autoscaling`.
+
+    The target is an amount of CPU, not a share of the request: one event loop limits a router, whatever it requests.
+    """
+    autoscaling, name = service.spec.router.autoscaling, names.deployment(service, names.ROUTER)
+    if autoscaling is None:
+        return []
+    target = {"type": "AverageValue", "averageValue": autoscaling.target_cpu}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": service.spec.routing.replicas,
+        "maxReplicas": autoscaling.max_replicas,
+        "metrics": [{"type": "ContainerResource", "containerResource": {"name": "cpu", "container": "router", "target": target}}],
+    }
+    return [make_child(service, AUTOSCALERS, name, names.ROUTER, spec=spec)]
 
 
 def _picker(service: InferenceService, port: Object) -> list[Object]:

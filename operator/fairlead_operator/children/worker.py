@@ -85,7 +85,7 @@ def _deployment(service: InferenceService, template: Object, step: Step) -> Obje
         names.WORKER,
         replicas=service.spec.desired_replicas,
         template=template,
-        strategy=step.strategy,
+        rolling=step.strategy,
         min_ready_seconds=MIN_READY_SECONDS,
         paused=step.paused,
     )

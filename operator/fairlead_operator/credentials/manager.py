@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.access_rules import CannotManageUsers
 from fairlead_index.redis.scripts import REDIS_ERRORS
-from fairlead_operator.children.redis_users import prefix_of
+from fairlead_operator.children.redis import prefix_of
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Administrator, LoginRefused
 from fairlead_operator.credentials.own_secret import OwnSecret

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlead_index.redis.access_rules import Role, delete_user, ensure_user, list_users, load_functions, user_name
 from fairlead_index.redis.client import RedisClient
-from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
+from fairlead_operator.children.redis import ROLES, password_of, prefix_of
 from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.secret_data import SecretData
 

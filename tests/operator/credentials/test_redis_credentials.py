@@ -25,7 +25,6 @@ from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import library_name
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
-from fairlead_operator.children import redis_users as passwords
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials import administrator, certificates, users
 from fairlead_operator.credentials import manager as credentials_manager
@@ -227,7 +226,7 @@ async def test_users_of_deleted_services_go_and_those_of_others_stay(server: Red
         client.acl_setuser("fairlead:other:worker:default/chat", enabled=True)
     installation.services.remove(CODE)
     await installation.manager.reconcile()
-    prefix = passwords.prefix_of(contents.installation)
+    prefix = redis_children.prefix_of(contents.installation)
     assert users_of(server, contents) == {
         *("default", ADMINISTRATOR, "fairlead:other:worker:default/chat"),
         *(f"{prefix}{role}:default/chat" for role in ("worker", "router")),
