@@ -1,10 +1,10 @@
 """`spec.batch`: the Batch API, and where it stores files."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import ObjectName, Part, refuse, rule, rules
+from fairlead_operator.api.fields import ObjectName, Part, refuse, rule, ruled
 from fairlead_operator.api.model import is_in_bucket
 from fairlead_operator.api.pod_template import PodTemplate
 
@@ -14,7 +14,7 @@ _BUCKET = "spec.batch.secretName needs an s3:// storageURI: remove it"
 class Batch(Part):
     """The Batch API."""
 
-    model_config = ConfigDict(json_schema_extra=rules(rule("!has(self.secretName) || self.storageURI.startsWith('s3://')", _BUCKET)))
+    model_config = ruled(rule("!has(self.secretName) || self.storageURI.startsWith('s3://')", _BUCKET))
 
     storage_uri: Annotated[
         str, Field(max_length=512, pattern=r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?|s3://[a-z0-9][a-z0-9.-]+)(/[A-Za-z0-9._=+-]+)*$")
@@ -23,10 +23,8 @@ class Batch(Part):
     max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the pod template.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.secret_name is not None and not is_in_bucket(self.storage_uri), _BUCKET)
-        return self
 
     @property
     def claim(self) -> str:

@@ -1,11 +1,11 @@
 """`spec.podDisruptionBudget`: limit of voluntary evictions, in pods or in percent."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from fairlead_operator.api.fields import Part, refuse, rule, rules
+from fairlead_operator.api.fields import Part, refuse, rule, ruled, rules
 
 MOST = 1000
 _BOTH = "spec.podDisruptionBudget.minAvailable and maxUnavailable exclude each other, as in Kubernetes: remove one of the two"
@@ -38,17 +38,13 @@ IntOrPercent = Annotated[
 class PodDisruptionBudget(Part):
     """Limit of voluntary evictions, such as node drains."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            # The API server writes the default of maxUnavailable, so a manifest's own 1 cannot be told from it.
-            rule("!has(self.minAvailable) || self.maxUnavailable == 1", _BOTH, path=".minAvailable")
-        )
+    model_config = ruled(
+        # The API server writes the default of maxUnavailable, so a manifest's own 1 cannot be told from it.
+        rule("!has(self.minAvailable) || self.maxUnavailable == 1", _BOTH, path=".minAvailable")
     )
 
     max_unavailable: IntOrPercent = Field(1, description="Workers that may be evicted at the same time, such as 1 or 25%.")
     min_available: IntOrPercent | None = Field(None, description="Workers that must stay, such as 2 or 75%. Replaces maxUnavailable.")
 
-    @model_validator(mode="after")
-    def _exclusive(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.min_available is not None and self.max_unavailable != 1, f"{_BOTH} ({self.min_available}, {self.max_unavailable})")
-        return self

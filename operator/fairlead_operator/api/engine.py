@@ -1,12 +1,12 @@
 """`spec.engine`: settings of the inference engine in each worker."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from fairlead_common.scheduling_policy import SchedulingPolicy
 from fairlead_operator.api.engine_runtime import EnvironmentVariable, Runtime, engine_rules, refuse_unsupported
-from fairlead_operator.api.fields import Argument, Image, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import Argument, Image, Part, Quantity, list_map, refuse, rule, ruled, rules, uri_schema, uri_validator
 from fairlead_operator.api.owned_flags import refuse_owned_flags
 
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
@@ -22,11 +22,9 @@ _IMMUTABLE = (
 class KvCache(Part):
     """Size, granularity and data type of the KV cache."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("self.blockTokens % self.pageTokens == 0", _BLOCKS, path=".blockTokens"),
-            rule("!(has(self.size) && has(self.pages))", _SIZES, path=".pages"),
-        )
+    model_config = ruled(
+        rule("self.blockTokens % self.pageTokens == 0", _BLOCKS, path=".blockTokens"),
+        rule("!(has(self.size) && has(self.pages))", _SIZES, path=".pages"),
     )
 
     page_tokens: int = Field(16, ge=1, le=1024, examples=[32], description="Tokens in a page, the unit of KV cache allocation.")
@@ -46,29 +44,23 @@ class KvCache(Part):
         None, examples=["64Gi"], description="Host memory for pages evicted from the GPU, part of resources.memory. Absent: none."
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.block_tokens % self.page_tokens != 0, f"{_BLOCKS} ({self.block_tokens} is not a multiple of {self.page_tokens})")
         refuse(self.size is not None and self.pages is not None, _SIZES)
-        return self
 
 
 class SpeculativeDecoding(Part):
     """Speculative decoding: tokens are drafted and verified in one step. Outputs do not change."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(rule("(self.method == 'Draft') == has(self.draftModelURI)", _DRAFT, path=".draftModelURI"))
-    )
+    model_config = ruled(rule("(self.method == 'Draft') == has(self.draftModelURI)", _DRAFT, path=".draftModelURI"))
 
     method: Literal["NGram", "Draft"] = Field(description="NGram: drafts are copied from the request. Draft: a smaller model drafts.")
     draft_model_uri: Annotated[str, uri_validator(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
         None, description="Draft model with the same tokenizer, as spec.model.uri. Required for Draft."
     )
 
-    @model_validator(mode="after")
-    def _draft_model(self) -> Self:
+    def check_rules(self) -> None:
         refuse((self.method == "Draft") != (self.draft_model_uri is not None), f"{_DRAFT} (method is {self.method})")
-        return self
 
 
 def _add_rules(schema: dict[str, Any], engine: type[Any]) -> None:
@@ -157,9 +149,7 @@ class Engine(Part):
         json_schema_extra=list_map("name"),
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse_unsupported(self)
         refuse_owned_flags(self.args, self.runtime)
         refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN} ({self.tensor_parallel} is not a multiple of {self.nodes})")
-        return self

@@ -6,12 +6,12 @@ of the documentation are made.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
 from fairlead_common.scheduling_policy import DEFINITIONS, SchedulingPolicy
-from fairlead_operator.api.fields import Part, refuse, rule, rules
+from fairlead_operator.api.fields import Part, refuse, rule, ruled
 
 Runtime = Literal["Fairlead", "VLLM", "SGLang"]
 ENGINES: tuple[Runtime, ...] = ("VLLM", "SGLang")
@@ -120,7 +120,7 @@ _ONE_VALUE = "spec.engine.env: each variable needs exactly one of value and valu
 class EnvironmentVariable(Part):
     """A variable of the engine's container."""
 
-    model_config = ConfigDict(json_schema_extra=rules(rule("has(self.value) != has(self.valueFrom)", _ONE_VALUE)))
+    model_config = ruled(rule("has(self.value) != has(self.valueFrom)", _ONE_VALUE))
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(description="Name.")
     value: Annotated[str, Field(max_length=4096)] | None = Field(None, description="Value; may be empty.")
@@ -130,7 +130,5 @@ class EnvironmentVariable(Part):
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 1, "additionalProperties": False},
     )
 
-    @model_validator(mode="after")
-    def _one_value(self) -> Self:
+    def check_rules(self) -> None:
         refuse((self.value is None) == (self.value_from is None), f"{_ONE_VALUE} ({self.name})")
-        return self

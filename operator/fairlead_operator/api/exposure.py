@@ -1,10 +1,10 @@
 """`spec.exposure`: network access to a service, and the gateway in front of it."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import DNS_LABEL, NAME, NAME_LENGTH, ObjectName, Part, list_set, refuse, rule, rules
+from fairlead_operator.api.fields import DNS_LABEL, NAME, NAME_LENGTH, ObjectName, Part, list_set, refuse, rule, ruled
 
 _UNENFORCED = (
     "spec.exposure.fromNamespaces is enforced by NetworkPolicies: set spec.exposure.networkPolicy to Managed, or remove fromNamespaces"
@@ -54,11 +54,9 @@ class Gateway(Part):
 class Exposure(Part):
     """Network access to the service."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("self.networkPolicy == 'Managed' || !has(self.fromNamespaces)", _UNENFORCED, path=".fromNamespaces"),
-            rule("!has(self.otherServices) || !has(self.gateway) || self.gateway.backend == 'Router'", _PICKED, path=".otherServices"),
-        )
+    model_config = ruled(
+        rule("self.networkPolicy == 'Managed' || !has(self.fromNamespaces)", _UNENFORCED, path=".fromNamespaces"),
+        rule("!has(self.otherServices) || !has(self.gateway) || self.gateway.backend == 'Router'", _PICKED, path=".otherServices"),
     )
 
     network_policy: Literal["Managed", "None"] = Field(
@@ -78,11 +76,9 @@ class Exposure(Part):
     )
     gateway: Gateway | None = Field(None, description="A Gateway in front of the service. Needs the Gateway API in the cluster.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.from_namespaces is not None and self.network_policy == "None", _UNENFORCED)
         refuse(bool(self.other_services) and self.picks_endpoints, _PICKED)
-        return self
 
     @property
     def picks_endpoints(self) -> bool:

@@ -7,9 +7,9 @@ CamelCase, acronyms in one case (`draftModelURI`), and an absent field instead o
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.alias_generators import to_camel
 
 _ACRONYM = re.compile(r"(?<=[a-z])(Ttft|Uri|Url|Cpu)(?![a-z])")
@@ -25,6 +25,14 @@ class Part(BaseModel):
 
     model_config = ConfigDict(alias_generator=field_name, populate_by_name=True, extra="forbid", frozen=True, strict=True)
 
+    def check_rules(self) -> None:
+        """Apply the CEL rules of this part in Python, for manifests that no API server has seen. Raises ValueError for a broken one."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check_rules()
+        return self
+
 
 def rule(expression: str, message: str, *, path: str = "") -> dict[str, str]:
     """Return one CEL rule of the CRD. The message names the field and the fix; the server adds the values.
@@ -39,6 +47,11 @@ def rule(expression: str, message: str, *, path: str = "") -> dict[str, str]:
 
 def rules(*validations: Mapping[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [dict(one) for one in validations]}
+
+
+def ruled(*validations: Mapping[str, str]) -> ConfigDict:
+    """Return the configuration of a part with CEL rules; its `check_rules` applies the same ones."""
+    return ConfigDict(json_schema_extra=rules(*validations))
 
 
 def list_set() -> dict[str, Any]:

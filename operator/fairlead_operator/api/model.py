@@ -1,8 +1,8 @@
 """`spec.model`: the model, its LoRA adapters, and the volume for downloaded weights, in the shapes of core Kubernetes volumes."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
 from fairlead_operator.api.fields import (
     MODEL_NAME,
@@ -12,6 +12,7 @@ from fairlead_operator.api.fields import (
     list_map,
     refuse,
     rule,
+    ruled,
     rules,
     uri_schema,
     uri_validator,
@@ -82,11 +83,9 @@ class EmptyDirVolume(Part):
 class ModelCache(Part):
     """The volume for downloaded weights. One worker downloads a model into it while the other workers wait."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("[has(self.persistentVolumeClaim), has(self.hostPath), has(self.emptyDir)].filter(given, given).size() == 1", _ONE),
-            rule("self.prefetch == 'Disabled' || has(self.persistentVolumeClaim)", _PREFETCH, path=".prefetch"),
-        )
+    model_config = ruled(
+        rule("[has(self.persistentVolumeClaim), has(self.hostPath), has(self.emptyDir)].filter(given, given).size() == 1", _ONE),
+        rule("self.prefetch == 'Disabled' || has(self.persistentVolumeClaim)", _PREFETCH, path=".prefetch"),
     )
 
     persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim of the namespace.")
@@ -96,14 +95,12 @@ class ModelCache(Part):
         "Disabled", description="Enabled: a Job downloads the models into the claim at once, also with replicas 0."
     )
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
+    def check_rules(self) -> None:
         given = [each for each in (self.persistent_volume_claim, self.host_path, self.empty_dir) if each is not None]
         refuse(len(given) != 1, f"{_ONE} (got {len(given)})")
         refuse(self.prefetch == "Enabled" and self.persistent_volume_claim is None, _PREFETCH)
         path = self.host_path.path if self.host_path is not None else ""
         refuse(".." in path.split("/"), f"{_PARENT} (got {path})")
-        return self
 
 
 class SecretKey(Part):
@@ -122,14 +119,12 @@ class SecretKey(Part):
 class Model(Part):
     """The model to serve."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))", _REVISION, path=".revision"),
-            rule("!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')", _SECRET, path=".secretRef"),
-            rule("!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')", _CACHE, path=".cache"),
-            rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
-            rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
-        )
+    model_config = ruled(
+        rule("!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))", _REVISION, path=".revision"),
+        rule("!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')", _SECRET, path=".secretRef"),
+        rule("!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')", _CACHE, path=".cache"),
+        rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
+        rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
     )
 
     uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
@@ -160,8 +155,7 @@ class Model(Part):
     )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
-    @model_validator(mode="after")
-    def _for_its_source(self) -> Self:
+    def check_rules(self) -> None:
         hub = self.uri.startswith("hf://")
         refuse(self.endpoint is not None and not is_downloaded(self.uri), _ENDPOINT)
         refuse(self.region is not None and not is_in_bucket(self.uri), _REGION)
@@ -170,4 +164,3 @@ class Model(Part):
         refuse(self.cache is not None and not is_downloaded(self.uri), _CACHE)
         refuse(len({one.name for one in self.adapters}) < len(self.adapters), _SAME_NAMES)
         refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
-        return self

@@ -3,11 +3,11 @@
 The fields follow vLLM's production stack (`requestGPU`, `requestGPUType`) and the `resourceClaims` of a PodSpec.
 """
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import ObjectName, Part, Quantity, list_map, refuse, rule, rules
+from fairlead_operator.api.fields import ObjectName, Part, Quantity, list_map, refuse, rule, ruled
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 PRODUCT_LABELS = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.com/gpu.product-name"}
@@ -41,17 +41,15 @@ class ClaimTemplate(Part):
 class Resources(Part):
     """Resources of each worker pod."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.gpuResource) || !has(self.resourceClaims)", _TWO_SOURCES, path=".gpuResource"),
-            rule("!has(self.gpus) || self.gpus > 0 || !(has(self.gpuResource) || has(self.resourceClaims))", _NO_GPUS, path=".gpus"),
-            rule(
-                "!has(self.gpuType) || (!has(self.resourceClaims) && "
-                "(!has(self.gpuResource) || self.gpuResource.matches('^(nvidia|amd)[.]com/')))",
-                _UNKNOWN_PRODUCT,
-                path=".gpuType",
-            ),
-        )
+    model_config = ruled(
+        rule("!has(self.gpuResource) || !has(self.resourceClaims)", _TWO_SOURCES, path=".gpuResource"),
+        rule("!has(self.gpus) || self.gpus > 0 || !(has(self.gpuResource) || has(self.resourceClaims))", _NO_GPUS, path=".gpus"),
+        rule(
+            "!has(self.gpuType) || (!has(self.resourceClaims) && "
+            "(!has(self.gpuResource) || self.gpuResource.matches('^(nvidia|amd)[.]com/')))",
+            _UNKNOWN_PRODUCT,
+            path=".gpuType",
+        ),
     )
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
@@ -72,13 +70,11 @@ class Resources(Part):
         None, description="Node label nvidia.com/gpu.product or amd.com/gpu.product-name. Absent: any GPU."
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         named = self.gpu_resource is not None or bool(self.resource_claims)
         refuse(self.gpu_resource is not None and bool(self.resource_claims), f"{_TWO_SOURCES} (gpuResource is {self.gpu_resource})")
         refuse(self.gpus == 0 and named, _NO_GPUS)
         refuse(self.gpu_type is not None and self.product_label is None, f"{_UNKNOWN_PRODUCT} (got {self.gpu_type})")
-        return self
 
     @property
     def is_explicit(self) -> bool:

@@ -1,11 +1,11 @@
 """`spec.rollout`: how pods are replaced, and `canary`: how a new revision serves a part of the requests first."""
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from fairlead_operator.api.fields import Part, Percentage, percentage, refuse, rule, rules
+from fairlead_operator.api.fields import Part, Percentage, percentage, refuse, rule, ruled
 
 _SURGE = "spec.rollout.surgeTimeoutSeconds must be at most spec.rollout.progressDeadlineSeconds: reduce the one or raise the other"
 _REVISION = r"^([a-z]([-a-z0-9]*[a-z0-9])?-)?[0-9a-f]{10}$"
@@ -70,9 +70,7 @@ class Canary(Part):
 class Rollout(Part):
     """How pods are replaced."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(rule("self.surgeTimeoutSeconds <= self.progressDeadlineSeconds", _SURGE, path=".surgeTimeoutSeconds"))
-    )
+    model_config = ruled(rule("self.surgeTimeoutSeconds <= self.progressDeadlineSeconds", _SURGE, path=".surgeTimeoutSeconds"))
 
     strategy: Literal["Auto", "Surge", "DrainFirst"] = Field(
         "Auto",
@@ -94,8 +92,6 @@ class Rollout(Part):
         None, description="Tests new revisions with a part of the requests. Absent: they are rolled out directly."
     )
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
+    def check_rules(self) -> None:
         given = f"{self.surge_timeout_seconds} is more than {self.progress_deadline_seconds}"
         refuse(self.surge_timeout_seconds > self.progress_deadline_seconds, f"{_SURGE} ({given})")
-        return self

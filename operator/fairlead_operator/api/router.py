@@ -1,10 +1,10 @@
 """`spec.router`: the pods of the routers, their number under load, and TLS of their port. How they route is `spec.routing`."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import ObjectName, Part, Quantity, list_set, refuse, rule, rules
+from fairlead_operator.api.fields import ObjectName, Part, Quantity, list_set, refuse, rule, ruled
 from fairlead_operator.api.pod_template import PodTemplate
 
 _TLS_SOURCE = "spec.router.tls needs exactly one of secretName and issuerRef: name a Secret with a certificate, or its issuer"
@@ -38,11 +38,9 @@ class IssuerRef(Part):
 class RouterTls(Part):
     """TLS of the port for clients: the Service then has port 443 instead of 80."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("has(self.secretName) != has(self.issuerRef)", _TLS_SOURCE),
-            rule("!has(self.dnsNames) || has(self.issuerRef)", _TLS_NAMES, path=".dnsNames"),
-        )
+    model_config = ruled(
+        rule("has(self.secretName) != has(self.issuerRef)", _TLS_SOURCE),
+        rule("!has(self.dnsNames) || has(self.issuerRef)", _TLS_NAMES, path=".dnsNames"),
     )
 
     secret_name: ObjectName | None = Field(
@@ -60,11 +58,9 @@ class RouterTls(Part):
         None, description="ConfigMap with ca.crt, by which the gateway verifies routers. Absent: the gateway's own authorities."
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse((self.secret_name is None) == (self.issuer_ref is None), _TLS_SOURCE)
         refuse(self.dns_names is not None and self.issuer_ref is None, _TLS_NAMES)
-        return self
 
 
 class Router(Part):

@@ -1,12 +1,12 @@
 """`spec.scaling`: bounds of the number of workers, and the target of the operator's autoscaler."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import ObjectName, Part, list_map, refuse, rule, rules
+from fairlead_operator.api.fields import ObjectName, Part, list_map, refuse, rule, ruled
 
 _BOUNDS = "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
 _IDLE = (
@@ -56,8 +56,7 @@ class Schedule(Part):
     )
     min_replicas: int = Field(ge=1, le=1000, description="Fewest workers in that time. Of overlapping schedules the largest counts.")
 
-    @model_validator(mode="after")
-    def _computable(self) -> Self:
+    def check_rules(self) -> None:
         from cronsim import CronSim, CronSimError  # imported late: commands that read no spec are installed without the operator's extra
 
         where = f"spec.scaling.schedules {self.name}"
@@ -71,21 +70,16 @@ class Schedule(Part):
             except (CronSimError, StopIteration) as error:
                 why = str(error) or "it never comes"
                 refuse(True, f"{where}: {field} {expression!r} is not a cron expression such as '0 8 * * 1-5': {why}")
-        return self
 
 
 class Scaling(Part):
     """Bounds of the number of workers, and with `target` the operator's autoscaler."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("self.minReplicas <= self.maxReplicas", _BOUNDS, path=".minReplicas"),
-            rule("!has(self.idleTimeoutSeconds) || (has(self.target) && self.minReplicas == 0)", _IDLE, path=".idleTimeoutSeconds"),
-            rule(
-                "!has(self.schedules) || self.schedules.all(one, one.minReplicas <= self.maxReplicas)", _SCHEDULE_BOUNDS, path=".schedules"
-            ),
-            rule("!has(self.scaleDown) || has(self.target)", _SCALE_DOWN, path=".scaleDown"),
-        )
+    model_config = ruled(
+        rule("self.minReplicas <= self.maxReplicas", _BOUNDS, path=".minReplicas"),
+        rule("!has(self.idleTimeoutSeconds) || (has(self.target) && self.minReplicas == 0)", _IDLE, path=".idleTimeoutSeconds"),
+        rule("!has(self.schedules) || self.schedules.all(one, one.minReplicas <= self.maxReplicas)", _SCHEDULE_BOUNDS, path=".schedules"),
+        rule("!has(self.scaleDown) || has(self.target)", _SCALE_DOWN, path=".scaleDown"),
     )
 
     min_replicas: int = Field(1, ge=0, le=1000, description="Fewest workers. With 0 and a target: zero after idleTimeoutSeconds.")
@@ -102,15 +96,13 @@ class Scaling(Part):
         json_schema_extra=list_map("name"),
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.min_replicas > self.max_replicas, f"{_BOUNDS} ({self.min_replicas} > {self.max_replicas})")
         refuse(self.idle_timeout_seconds is not None and (self.target is None or self.min_replicas > 0), _IDLE)
         refuse(self.scale_down is not None and self.target is None, _SCALE_DOWN)
         over = next((one for one in self.schedules if one.min_replicas > self.max_replicas), None)
         refuse(over is not None, f"{_SCHEDULE_BOUNDS} ({over.name}: {over.min_replicas} > {self.max_replicas})" if over else "")
         refuse(len({one.name for one in self.schedules}) < len(self.schedules), _SCHEDULE_NAMES)
-        return self
 
     @property
     def idle_seconds(self) -> float | None:

@@ -1,10 +1,10 @@
 """`spec.slo`: service classes of requests, and the bounds within which routers admit them."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from fairlead_operator.api.fields import DNS_LABEL, Part, list_map, refuse, rule, rules
+from fairlead_operator.api.fields import DNS_LABEL, Part, list_map, refuse, rule, ruled
 
 BATCH = "batch"
 """Class that every service has."""
@@ -19,10 +19,8 @@ Milliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
 class SloClass(Part):
     """A class without bounds is best effort: it gets what others leave."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.ttftMillisecondsPerThousandTokens) || has(self.ttftMilliseconds)", _SLOPE, path=".ttftMilliseconds")
-        )
+    model_config = ruled(
+        rule("!has(self.ttftMillisecondsPerThousandTokens) || has(self.ttftMilliseconds)", _SLOPE, path=".ttftMilliseconds")
     )
 
     name: ClassName = Field(description="Value of X-SLO-Class in requests.")
@@ -31,25 +29,21 @@ class SloClass(Part):
     ttft_milliseconds_per_thousand_tokens: Milliseconds | None = Field(None, description="More time for each 1,000 uncached prompt tokens.")
     itl_milliseconds: Milliseconds | None = Field(None, description="Bound of the mean inter-token latency.")
 
-    @model_validator(mode="after")
-    def _has_constant_part(self) -> Self:
+    def check_rules(self) -> None:
         refuse(
             self.ttft_milliseconds_per_thousand_tokens is not None and self.ttft_milliseconds is None, f"{_SLOPE} (got class {self.name})"
         )
-        return self
 
 
 class Slo(Part):
     """Service classes."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!has(self.defaultClass) || self.defaultClass == 'batch' || "
-                "(has(self.classes) && self.classes.exists(one, one.name == self.defaultClass))",
-                _DEFAULT,
-                path=".defaultClass",
-            )
+    model_config = ruled(
+        rule(
+            "!has(self.defaultClass) || self.defaultClass == 'batch' || "
+            "(has(self.classes) && self.classes.exists(one, one.name == self.defaultClass))",
+            _DEFAULT,
+            path=".defaultClass",
         )
     )
 
@@ -61,10 +55,8 @@ class Slo(Part):
     )
     default_class: ClassName | None = Field(None, description="Class of requests and keys that name none.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         names = [one.name for one in self.classes]
         repeated = sorted({name for name in names if names.count(name) > 1})
         refuse(bool(repeated), f"{_SAME_NAMES} (got {', '.join(repeated)})")
         refuse(self.default_class not in (None, BATCH, *names), f"{_DEFAULT} (got {self.default_class})")
-        return self

@@ -1,26 +1,16 @@
 """`spec` of an InferenceService. Every field takes effect in this release."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
 from fairlead_common.routing_policy import DESCRIPTION, RoutingPolicy
 from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import (
-    Argument,
-    Image,
-    ObjectName,
-    Part,
-    list_map,
-    list_set,
-    refuse,
-    rule,
-    rules,
-)
+from fairlead_operator.api.fields import Argument, Image, ObjectName, Part, list_map, list_set, refuse, rule, ruled
 from fairlead_operator.api.model import Model
 from fairlead_operator.api.owned_flags import PIPELINE, pipeline_stages
 from fairlead_operator.api.pod_template import PodTemplate
@@ -82,9 +72,7 @@ ENGINE_REFUSES = "^(s3|gs)://|^hf://.*@"
 class Routing(Part):
     """How routers select a worker for a request."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _NO_INDEX, path=".indexMode"))
-    )
+    model_config = ruled(rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _NO_INDEX, path=".indexMode"))
 
     policy: RoutingPolicy = Field("PrefixAware", description=f"{DESCRIPTION}.")
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
@@ -107,10 +95,8 @@ class Routing(Part):
         "Fairlead", description="VLLM: metrics have the names of vLLM's production stack too."
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         refuse(self.index_mode != "Auto" and self.policy != "PrefixAware", f"{_NO_INDEX} (it is {self.policy})")
-        return self
 
 
 class KeysSecret(Part):
@@ -148,63 +134,59 @@ class ProfileRef(Part):
 class ServiceSpec(Part):
     """The desired service."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!has(self.resources.gpus) || self.resources.gpus * self.engine.nodes == self.engine.tensorParallel "
-                "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1) || "
-                f"(self.engine.runtime != 'Fairlead' && has(self.engine.args) && self.engine.args.exists(a, a.matches('{PIPELINE}')))",
-                _PARALLEL,
-                path=".engine.tensorParallel",
-            ),
-            rule(
-                f"!has(self.resources.gpuResource) || !self.resources.gpuResource.contains('{MIG}') || self.engine.tensorParallel == 1",
-                MIG_PARALLEL,
-                path=".engine.tensorParallel",
-            ),
-            rule(
-                "self.engine.quantization != 'Int8' || !has(self.resources.gpus) || self.resources.gpus == 0",
-                _INT8,
-                path=".engine.quantization",
-            ),
-            rule(
-                "self.engine.quantization != 'FP8' || !has(self.resources.gpus) || self.resources.gpus > 0",
-                _FP8,
-                path=".engine.quantization",
-            ),
-            rule(
-                "!has(self.engine.maxModelLen) || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
-                _LENGTH,
-                path=".engine.maxModelLen",
-            ),
-            rule(
-                "self.routing.forwardingMode == 'Proxy' || !(has(self.access) || has(self.slo) || has(self.rollout.canary) || "
-                "has(self.router.tls) || has(self.exposure.otherServices))",
-                _REDIRECT,
-                path=".routing.forwardingMode",
-            ),
-            rule("self.engine.runtime == 'Fairlead' || !self.model.uri.matches('^(s3|gs)://')", _ENGINE_SOURCE, path=".model.uri"),
-            rule(f"self.engine.runtime == 'Fairlead' || !self.model.uri.matches(r'{_GGUF}')", _ENGINE_GGUF, path=".model.uri"),
-            rule(
-                f"self.engine.runtime == 'Fairlead' || !has(self.model.adapters) || "
-                f"self.model.adapters.all(one, !one.uri.matches('{ENGINE_REFUSES}'))",
-                _ENGINE_ADAPTERS,
-                path=".model.adapters",
-            ),
-            rule(
-                "self.engine.runtime != 'SGLang' || !has(self.model.adapters) || self.model.adapters.size() == 0",
-                _SGLANG_ADAPTERS,
-                path=".model.adapters",
-            ),
-            rule("self.engine.runtime != 'SGLang' || !has(self.access)", _SGLANG_ACCESS, path=".access"),
-            rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
-            rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
-            rule(
-                "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
-                _ROUTERS,
-                path=".router.autoscaling.maxReplicas",
-            ),
-        )
+    model_config = ruled(
+        rule(
+            "!has(self.resources.gpus) || self.resources.gpus * self.engine.nodes == self.engine.tensorParallel "
+            "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1) || "
+            f"(self.engine.runtime != 'Fairlead' && has(self.engine.args) && self.engine.args.exists(a, a.matches('{PIPELINE}')))",
+            _PARALLEL,
+            path=".engine.tensorParallel",
+        ),
+        rule(
+            f"!has(self.resources.gpuResource) || !self.resources.gpuResource.contains('{MIG}') || self.engine.tensorParallel == 1",
+            MIG_PARALLEL,
+            path=".engine.tensorParallel",
+        ),
+        rule(
+            "self.engine.quantization != 'Int8' || !has(self.resources.gpus) || self.resources.gpus == 0",
+            _INT8,
+            path=".engine.quantization",
+        ),
+        rule(
+            "self.engine.quantization != 'FP8' || !has(self.resources.gpus) || self.resources.gpus > 0", _FP8, path=".engine.quantization"
+        ),
+        rule(
+            "!has(self.engine.maxModelLen) || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
+            _LENGTH,
+            path=".engine.maxModelLen",
+        ),
+        rule(
+            "self.routing.forwardingMode == 'Proxy' || !(has(self.access) || has(self.slo) || has(self.rollout.canary) || "
+            "has(self.router.tls) || has(self.exposure.otherServices))",
+            _REDIRECT,
+            path=".routing.forwardingMode",
+        ),
+        rule("self.engine.runtime == 'Fairlead' || !self.model.uri.matches('^(s3|gs)://')", _ENGINE_SOURCE, path=".model.uri"),
+        rule(f"self.engine.runtime == 'Fairlead' || !self.model.uri.matches(r'{_GGUF}')", _ENGINE_GGUF, path=".model.uri"),
+        rule(
+            f"self.engine.runtime == 'Fairlead' || !has(self.model.adapters) || "
+            f"self.model.adapters.all(one, !one.uri.matches('{ENGINE_REFUSES}'))",
+            _ENGINE_ADAPTERS,
+            path=".model.adapters",
+        ),
+        rule(
+            "self.engine.runtime != 'SGLang' || !has(self.model.adapters) || self.model.adapters.size() == 0",
+            _SGLANG_ADAPTERS,
+            path=".model.adapters",
+        ),
+        rule("self.engine.runtime != 'SGLang' || !has(self.access)", _SGLANG_ACCESS, path=".access"),
+        rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
+        rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
+        rule(
+            "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
+            _ROUTERS,
+            path=".router.autoscaling.maxReplicas",
+        ),
     )
 
     profile_ref: ProfileRef | None = Field(None, description="InferenceProfile of the namespace, for each field that has its default here.")
@@ -228,8 +210,7 @@ class ServiceSpec(Part):
     )
     pod_template: PodTemplate | None = Field(None, description="Merged last into the template of the workers.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def check_rules(self) -> None:
         gpus, parallel, nodes = self.resources.gpus, self.engine.tensor_parallel, self.engine.nodes
         on_one_cpu = gpus == 0 and parallel == 1
         over = f" times {nodes}" if nodes > 1 else ""
@@ -250,7 +231,6 @@ class ServiceSpec(Part):
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
-        return self
 
     def _check_runtime(self) -> None:
         """Apply the rules of `spec.engine.runtime` over several sections."""
