@@ -27,7 +27,7 @@ from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.registry import choose_backend
 from fairlead_worker.model.catalog import REFUSED, SERVED
-from fairlead_worker.model.gguf import GgmlEmbedding
+from fairlead_worker.model.formats.gguf import GgmlEmbedding
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.weights.cache import ModelCache
@@ -229,9 +229,9 @@ BLOCKS = Form(
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        (FORMS["AWQ"], "T4 has compute capability 7.5"),
-        (FORMS["int4 in groups"], "T4 has compute capability 7.5"),
-        (BLOCKS, "T4 multiplies no float8"),
+        (FORMS["AWQ"], "the GPU's compute capability is 7.5, and the kernel needs 8.0"),
+        (FORMS["int4 in groups"], "the GPU's compute capability is 7.5, and the kernel needs 8.0"),
+        (BLOCKS, "the GPU multiplies no float8 (compute capability below 8.9)"),
         (KEPT["a scale for each output, inputs rounded"], "no product here takes them as they are"),
     ],
     ids=["awq", "compressed-tensors", "float8 in blocks", "float8 of rows"],

@@ -12,7 +12,7 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.model import gguf as reading
+from fairlead_worker.model.formats import gguf as reading
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.weights.cache import ModelCache
 

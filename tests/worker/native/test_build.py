@@ -15,7 +15,7 @@ import torch
 from tests.models import build_model
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model import loader, packed
+from fairlead_worker.model import loader, packed, plan
 from fairlead_worker.model.packed import can_pack, pack_linears
 from fairlead_worker.native import build, library
 from fairlead_worker.platform import isa
@@ -165,7 +165,7 @@ def test_rounded_weights_are_refused_where_they_cannot_be(quantization: str, mon
         ({}, "native library"),
     ]:
         if not changes or library.native() is None:
-            monkeypatch.setattr(loader, "native", lambda: None)
+            monkeypatch.setattr(plan, "native", lambda: None)
             words = "native library" if changes.get("device") != "cuda" else words
         with pytest.raises(ModelLoadError, match=words):
             loader.load_model(str(tmp_path), quantization=quantization, **changes)

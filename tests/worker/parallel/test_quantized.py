@@ -12,12 +12,11 @@ import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, KEPT, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
-from tests.worker.model.lowbit.test_checkpoint import Alone
+from tests.worker.model.formats.alone import Alone
 from tests.worker.parallel.pair import Pair
-from transformers import AutoConfig
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model import quantized
+from fairlead_worker.model.formats import choose
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.sharding import weights
@@ -89,10 +88,10 @@ def test_parts_of_float8_stay_in_8_bits(form: Form, pair: Pair, tmp_path: Path, 
     want = whole(tmp_path, dtype="float32", quantization="fp8")
     with pair.engine(tmp_path, chunk=64, quantization="fp8") as engine:
         for path, cut in {"self_attn.q_proj": (0, 32), "mlp.down_proj.layer": (1, 64)}.items():
-            held: Any = engine.loaded.model.get_submodule(f"model.layers.1.{path}").weight
+            held: Any = engine.loaded.model.get_submodule(f"model.layers.1.{path}")
             plain = model.get_parameter(f"model.layers.1.{path.removesuffix('.layer')}.weight")
-            assert held.qdata.nbytes == plain.numel() // 2
-            assert torch.equal(held.dequantize(), plain.narrow(cut[0], 0, cut[1])), "rank 0's half of the checkpoint's own numbers"
+            assert held.weight.nbytes == plain.numel() // 2
+            assert torch.equal(held.numbers(), plain.narrow(cut[0], 0, cut[1])), "rank 0's half of the checkpoint's own numbers"
         assert engine.serve(PROMPTS) == generate(model, PROMPTS)
         assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
     if form.make is fp8:
@@ -202,7 +201,7 @@ def test_what_has_no_part_is_refused_with_its_numbers(key: str, shape: list[int]
 
 
 def test_int4_at_load_is_refused_where_only_the_whole_has_whole_groups() -> None:
-    made = quantized.groups_of(AutoConfig.for_model("llama"), "int4")
+    made = choose.made_groups("int4")
     check_made("layers.0.mlp.down_proj", 1848, 3696, made)  # no groups on one device either: torchao leaves it as it is
     check_made("layers.0.mlp.down_proj", 14784, 29568, replace(made, made=64))
     with pytest.raises(Unshardable, match="in groups of 128 inputs, and a rank would have 3696 of its 29568"):

@@ -53,7 +53,7 @@ def test_what_a_worker_takes(name: str, tmp_path: Path) -> None:
 
 
 def embedding_bytes(folder: Path, name: str) -> int:
-    from fairlead_worker.model.gguf import find_gguf
+    from fairlead_worker.model.formats.gguf import find_gguf
     from fairlead_worker.model.pooling import read_json
 
     config = read_json(folder / "config.json")

@@ -21,7 +21,7 @@ from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import LayerSpec, PackedStep
 from fairlead_worker.kernels.states import Recurrent, RecurrentStep
 from fairlead_worker.model.decoder import Decoder
-from fairlead_worker.model.gguf import GgufWeights
+from fairlead_worker.model.formats.gguf import GgufWeights
 from fairlead_worker.model.layers.heads import HeadLinear
 from fairlead_worker.model.packed import DTYPES, HEAD_BITS
 from fairlead_worker.native.ggml import packed_ggml_bytes

@@ -23,10 +23,11 @@ from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_b
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.encoder import is_encoder, max_length, plan_encoder
 from fairlead_worker.model.families.registry import FAMILIES
+from fairlead_worker.model.formats.choose import made_bytes
 from fairlead_worker.model.kv_scales import read_kv_scales
-from fairlead_worker.model.loader import LoadPlan, layers_with_kv, plan_load
+from fairlead_worker.model.loader import layers_with_kv
 from fairlead_worker.model.mechanisms import describe_mechanisms
-from fairlead_worker.model.quantized import check_stored, made_bytes
+from fairlead_worker.model.plan import LoadPlan, plan_load
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 
 logger = logging.getLogger(__name__)
@@ -151,8 +152,6 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
         max_model_len=plan.max_model_len,
         context=report.context or plan.max_model_len,
     )
-    if hasattr(plan.config, "quantization_config"):
-        check_stored(config.model, config.quantization, plan.config)
     kept = find_kept(config.model, folder, plan, gpu, config.dtype, config.quantization, ranks)
     if kept.dtype is not None:
         plan = replace(plan, dtype=kept.dtype)

@@ -1,5 +1,6 @@
 """A decoder without weights, on torch's meta device: made of the same classes as the loader makes it of, a rank's part if it is sharded."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.decoder import Decoder
-from fairlead_worker.model.expert_checkpoint import find_experts
 from fairlead_worker.model.families.registry import model_class
-from fairlead_worker.model.loader import LoadPlan, find_layers
-from fairlead_worker.model.quantized import groups_of
+from fairlead_worker.model.formats.choose import made_groups, read_format
+from fairlead_worker.model.formats.experts import find_experts
+from fairlead_worker.model.loader import find_layers
+from fairlead_worker.model.plan import LoadPlan
 from fairlead_worker.model.wrappers import text_names
 from fairlead_worker.sharding.shards import Shards, Unshardable
-from fairlead_worker.sharding.weights import Part, open_tensors, part_class
+from fairlead_worker.sharding.weights import Part, divide, open_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantizati
                 named = any("ForCausalLM" in name for name in config.architectures or ())
                 generates = plan.is_wrapped or named or config.tie_word_embeddings or "lm_head.weight" in tensors
                 if shards is not None:
-                    groups = groups_of(plan.config, quantization)
+                    form = read_format(uri, plan.config, tensors, quantization)
+                    groups = made_groups(quantization) if form is None else form.groups
                     cut = {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
-                    family = part_class(family, shards, cut, groups)
-                    return _made(family, config, plan, shards, generates)
+                    return _made(family, config, plan, shards, generates, lambda model: divide(model, shards, cut, groups))
         return _made(family, config, plan, shards, generates)
     except UnsupportedAttention as error:
         if isinstance(error.__cause__, NotImplementedError):  # of the meta device
@@ -82,10 +84,18 @@ def native_refusal(skeleton: Skeleton, dtype: torch.dtype, page_size: int) -> st
     return ""
 
 
-def _made(family: type[PreTrainedModel], config: PreTrainedConfig, plan: LoadPlan, shards: Shards | None, generates: bool) -> Skeleton:
+def _made(
+    family: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    plan: LoadPlan,
+    shards: Shards | None,
+    generates: bool,
+    cut: Callable[[PreTrainedModel], None] = lambda model: None,
+) -> Skeleton:
     with torch.device("meta"):
         model = _make(family, config, plan.dtype)
-    for experts in find_experts(model):
+    cut(model)
+    for _, experts in find_experts(model):
         experts.forward = _Experts(experts)
     return Skeleton(model, find_layers(model, plan.max_model_len), shards, generates)
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.sharding.group import Gathered, Group, Summed
 from fairlead_worker.sharding.shards import Shards
 

@@ -14,8 +14,8 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.families.registry import FAMILIES, Encoder
 from fairlead_worker.model.families.weights import MissingWeights, read_weights
 from fairlead_worker.model.layers.texts import PackedTexts
-from fairlead_worker.model.loader import check_weights
 from fairlead_worker.model.packed import pack_linears
+from fairlead_worker.model.plan import check_weights
 from fairlead_worker.model.pooling import read_json, read_pooling
 from fairlead_worker.weights.digest import model_digest
 from fairlead_worker.weights.progress import Progress, no_progress

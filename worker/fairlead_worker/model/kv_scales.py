@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.sharding.weights import open_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,10 @@ def read_kv_scales(uri: str, folder: Path, files: Iterable[str], layers: Sequenc
     """Return the scale of each of the `layers`, which have KV, from the weight `files` of `folder`. Raises ModelLoadError."""
     found: dict[int, float] = {}
     wanted = set(layers)
-    for file in files:
-        with safe_open(folder / file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # not a dict
-                if (match := _SCALE.search(name)) and (layer := int(match[1])) in wanted:
-                    found[layer] = max(found.get(layer, 0.0), _read(uri, name, tensors.get_tensor(name)))
+    with open_tensors(folder, files) as tensors:
+        for name, tensor in tensors.items():
+            if (match := _SCALE.search(name)) and (layer := int(match[1])) in wanted:
+                found[layer] = max(found.get(layer, 0.0), _read(uri, name, tensor[...]))
     if not found:
         logger.info("--kv-cache-dtype fp8: the checkpoint has no scales of the KV cache, so all are 1")
     elif missing := len(wanted) - len(found):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedConfig
 
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.model.lowbit.checkpoint import count_experts
+from fairlead_worker.model.formats.base import count_experts
 
 
 def describe_mechanisms(config: PreTrainedConfig, layers: Sequence[LayerSpec], recurs: bool = False) -> str:

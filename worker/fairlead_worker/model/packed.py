@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.acceptance import find_refusal, sample_input
 from fairlead_worker.model.layers.heads import HeadLinear
-from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
 from fairlead_worker.native.memory import Arena, room

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards
@@ -67,19 +67,11 @@ def open_tensors(folder: Path, files: Iterable[str], rename: Rename | None = Non
         yield {name: found[key].get_slice(key) for key, name in names.items()}
 
 
-def part_class(whole: type[PreTrainedModel], shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:
-    """Return class `whole` with layers of this rank's size.
-
-    An instance raises Unshardable if one of `tensors` has no such part, before anything is read.
-    """
-
-    def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
-        whole.__init__(self, config)
-        shards.shrink(self)
-        for tensor in tensors.values():
-            tensor.place()
-        for path in shards.summed:
-            if isinstance(layer := self.get_submodule(path), nn.Linear):
-                check_made(path, layer.in_features, shards.size * layer.in_features, groups)
-
-    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
+def divide(model: PreTrainedModel, shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> None:
+    """Give `model`, on the meta device, layers of this rank's size. Raises Unshardable if one of `tensors` has no such part."""
+    shards.shrink(model)
+    for tensor in tensors.values():
+        tensor.place()
+    for path in shards.summed:
+        if isinstance(layer := model.get_submodule(path), nn.Linear):
+            check_made(path, layer.in_features, shards.size * layer.in_features, groups)

@@ -10,10 +10,10 @@ from bench.gpu.device import Device
 from bench.gpu.models.low_bit_weights import narrow_experts
 from bench.gpu.roofline import beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
-from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.fused.experts import GroupedExperts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Product, Scales
+from fairlead_worker.model.lowbit.linear import CAPABILITY
 from fairlead_worker.model.lowbit.rows import Rounder, TorchRounder
 
 SUMS = 0.03
@@ -35,7 +35,7 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
     ways: dict[str, tuple[Forward, float, float]] = {
         "bfloat16": (GroupedExperts(up, down, kernels.silu_and_mul, torch.arange(count, device=device.device)), 2.0, 1.0)
     }
-    multiplies = device.cuda and torch.cuda.get_device_capability(device.device) >= ROWWISE_FP8
+    multiplies = device.cuda and torch.cuda.get_device_capability(device.device) >= CAPABILITY
     for scales in Scales:
         parts = narrow_experts(up, scales), narrow_experts(down, scales)
         each = sum(map(_bytes, parts)) / (up.numel() + down.numel())

@@ -24,9 +24,9 @@ from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.model.fp8_layers import ROWWISE_FP8
+from fairlead_worker.model.formats.float8 import find_problem
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit.checkpoint import find_problem
+from fairlead_worker.model.lowbit.linear import CAPABILITY
 
 PACKAGES = ("torchao", "accelerate", "compressed_tensors")
 TURNS = 3
@@ -84,7 +84,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     sizes = Sizes((1, 16, 64), 2048, 32, 8192) if not device.tiny else Sizes((1, 4), 24, 4, 24)
     shape = "tiny" if device.tiny else "8b-short"
     yield {"what": "the shape of all rows", **{name: SHAPES[shape][name] for name in ("hidden_size", "num_hidden_layers")}}
-    multiplied = device.cuda and torch.cuda.get_device_capability(device.device) >= ROWWISE_FP8
+    multiplied = device.cuda and torch.cuda.get_device_capability(device.device) >= CAPABILITY
     if not multiplied:
         yield {"what": "products of float8", "ok": True, "left_out": "no GPU from 8.9 on: weights are widened for each product"}
     kinds = [

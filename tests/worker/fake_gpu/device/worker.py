@@ -18,16 +18,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.model import loader
+from fairlead_worker.model import loader, reading
 from fairlead_worker.model.connect import connect
-from fairlead_worker.model.expert_checkpoint import ExpertForm, KeptExperts
 from fairlead_worker.model.families.registry import model_class
+from fairlead_worker.model.formats.base import replace_module
+from fairlead_worker.model.formats.choose import quantize_arguments
+from fairlead_worker.model.formats.experts import KeptExperts, find_experts
 from fairlead_worker.model.fuse import fuse_activations
+from fairlead_worker.model.fused.experts import activation_of
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import choose, int4, rows
-from fairlead_worker.model.lowbit.experts import Scales
-from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, keep_fp8
-from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, Scales
+from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, is_plain, keep_fp8
 from fairlead_worker.model.trial_text import LENGTHS, LIKELY, Reference, TrialText
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
@@ -107,8 +109,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(patch("fairlead_worker.model.exact.PLAIN", (FakeTensor, nn.Parameter)))
         for name in ("model.fuse", "model.fused.experts"):
             patches.enter_context(patch(f"fairlead_worker.{name}.find_refusal", lambda *_: ""))  # there are no numbers to compare
-        patches.enter_context(patch("fairlead_worker.model.expert_checkpoint.load_triton_product", lambda: FakeProduct(gpu)))
-        for name in ("lowbit.choose", "expert_checkpoint", "loader"):
+        patches.enter_context(patch("fairlead_worker.model.formats.experts.load_triton_product", lambda: FakeProduct(gpu)))
+        for name in ("lowbit.choose", "formats.experts", "loader"):
             patches.enter_context(
                 patch(f"fairlead_worker.model.{name}.choose_rounder", lambda device, blocks=False: FakeRounder(gpu, blocks))
             )
@@ -117,7 +119,7 @@ def fake_worker() -> Iterator[FakeGpu]:
         )
         patches.enter_context(patch("fairlead_worker.execution.cuda_graphs.piecewise.SLACK", float("inf")))  # kernels take no time here
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
-        patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
+        patches.enter_context(patch.object(reading, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
         patches.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copy of a module
         overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -178,8 +180,6 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
     """Quantize the linear layers of `model` on the device as `--quantization` does at load."""
     from torchao.quantization import quantize_
 
-    from fairlead_worker.model.quantized import quantize_arguments
-
     if quantization in STORED:
         STORED[quantization](model)
         return
@@ -190,7 +190,7 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
 
 def quantize_in_blocks(model: PreTrainedModel) -> None:
-    """Replace the linear layers of `model` by those of a checkpoint in float8 blocks, as `take_fp8` does."""
+    """Replace the linear layers of `model` by those of a checkpoint in float8 blocks, as `Float8` does."""
 
     def make(layer: nn.Linear) -> nn.Module:
         outputs, inputs = layer.weight.shape
@@ -202,7 +202,7 @@ def quantize_in_blocks(model: PreTrainedModel) -> None:
 
 
 def quantize_in_groups(model: PreTrainedModel) -> None:
-    """Replace the linear layers of `model` by those of an AWQ or GPTQ checkpoint, as `take_stored` does."""
+    """Replace the linear layers of `model` by those of an AWQ or GPTQ checkpoint, as `PackedIntegers` does."""
 
     def make(layer: nn.Linear) -> nn.Module:
         outputs, inputs = layer.weight.shape
@@ -226,9 +226,19 @@ def _replace_linears(model: PreTrainedModel, make: Callable[[nn.Linear], nn.Modu
 
 def keep_experts(model: PreTrainedModel, scales: Scales, rounds: bool) -> None:
     """Replace the experts of `model` by those of a checkpoint in few bits, as the loader does."""
-    kept = KeptExperts(ExpertForm("_scale", scales), rounds)
-    kept.prepare(model)
-    kept.take(model)
+    kept = KeptExperts(scales, rounds)
+
+    def narrow(weight: torch.Tensor) -> ExpertWeights:
+        experts, outputs, inputs = weight.shape
+        if scales is Scales.GROUPS:
+            values, scale = torch.empty(experts, outputs, inputs // 2, dtype=torch.uint8, device=CUDA), inputs // MX_GROUP
+            return ExpertWeights(values, torch.empty(experts, outputs, scale, dtype=torch.uint8, device=CUDA), scales)
+        blocks = (-(-outputs // rows.GROUP), -(-inputs // rows.GROUP))
+        return ExpertWeights(torch.empty(weight.shape, dtype=rows.FLOAT8, device=CUDA), torch.empty(experts, *blocks, device=CUDA), scales)
+
+    for path, module in find_experts(model):
+        named: Any = module
+        replace_module(model, path, kept.make(narrow(named.gate_up_proj), narrow(named.down_proj), activation_of(module)))
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from bench.gpu.models.low_bit_weights import narrow_experts
 from tests.models import build_model
 from tests.worker.model.lowbit.reference import ReferenceRounder
 
-from fairlead_worker.model.expert_checkpoint import find_experts
+from fairlead_worker.model.formats.experts import find_experts
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales, find_route
 from fairlead_worker.model.lowbit.rows import GROUP, Rounder, TorchRounder
 
@@ -21,7 +21,7 @@ ROUNDED = 0.06
 def experts_of(monkeypatch: pytest.MonkeyPatch, scales: Scales, rounder: Rounder | None) -> tuple[Any, LowBitExperts]:
     """Return a family's experts with the numbers of few bits, and the same in few bits."""
     model = build_model("qwen3_moe", hidden_size=GROUP, moe_intermediate_size=2 * GROUP, head_dim=64).to(torch.bfloat16)
-    module: Any = find_experts(model)[0]
+    _, module = next(find_experts(model))
     parts = [narrow_experts(module.gate_up_proj.detach(), scales), narrow_experts(module.down_proj.detach(), scales)]
     for name, part in zip(("gate_up_proj", "down_proj"), parts, strict=True):
         getattr(module, name).data.copy_(part.numbers())

@@ -11,7 +11,7 @@ from tests.gguf_models import small_model, write_gguf
 
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model.gguf import find_gguf
+from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.weights.bucket import BucketModel
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.digest import model_digest

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fairlead_worker.model.lowbit.linear import LowBitLinear
-from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.lowbit.linear import LowBitLinear, is_plain
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

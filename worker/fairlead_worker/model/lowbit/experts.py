@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from fairlead_worker.model.lowbit.linear import LowBitLinear
+from fairlead_worker.model.lowbit.linear import LowBitLinear, widen
 from fairlead_worker.model.lowbit.rows import ACTIVATIONS, FLOAT8, GROUP, Rounded, Rounder, dequantized
 
 MX_GROUP = 32
@@ -49,14 +49,22 @@ class ExpertWeights:
     def numbers(self) -> torch.Tensor:
         """Return [experts, outputs, inputs] float32."""
         if self.scales is Scales.GROUPS:
-            known = torch.tensor([*FOUR_BITS, *(-number for number in FOUR_BITS)], device=self.values.device)
-            unpacked = known[torch.stack([self.values & 15, self.values >> 4], 3).long()].view(*self.scale.shape, MX_GROUP)
-            return torch.ldexp(unpacked, self.scale[:, :, :, None].int() - 127).flatten(2)
+            return widen_mx(self.values, self.scale)
         if self.scales is Scales.ROWS:
             return self.values.float() * self.scale[:, :, None]
-        _, outputs, inputs = self.values.shape
-        grid = self.scale.repeat_interleave(GROUP, 1)[:, :outputs].repeat_interleave(GROUP, 2)[:, :, :inputs]
-        return self.values.float() * grid
+        return widen(self.values, self.scale, (GROUP, GROUP))
+
+
+def widen_mx(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return MXFP4 numbers, values [..., inputs / 2] and scale [..., inputs / MX_GROUP] uint8, as [..., inputs] float32."""
+    unpacked = unpack_float4(values).view(*scale.shape, MX_GROUP)
+    return torch.ldexp(unpacked, scale[..., None].int() - 127).flatten(-2)
+
+
+def unpack_float4(values: torch.Tensor) -> torch.Tensor:
+    """Return the float4 numbers of bytes [..., n], the first of two in the lower bits: [..., 2 * n] float32."""
+    known = torch.tensor([*FOUR_BITS, *(-number for number in FOUR_BITS)], device=values.device)
+    return known[torch.stack([values & 15, values >> 4], -1).long()].flatten(-2)
 
 
 class Route(NamedTuple):

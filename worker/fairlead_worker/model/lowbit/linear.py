@@ -9,6 +9,11 @@ from torch.nn import functional
 
 from fairlead_worker.model.lowbit.rows import GROUP, ROWS, Rounded, Rounder, attached
 
+CAPABILITY = (8, 9)
+"""Compute capability from which GPUs multiply float8: Ada and Hopper."""
+TILE = 16
+"""Products of float8 take numbers of inputs and of outputs that are multiples of this."""
+
 
 class LowBitLinear(nn.Module):
     """A linear layer of some form of low-bit weight; `numbers` says what the weight stands for."""
@@ -44,26 +49,53 @@ class LowBitLinear(nn.Module):
         raise NotImplementedError
 
 
-class Fp8Linear(LowBitLinear):
+class Fp8WeightLinear(LowBitLinear):
+    """float8 weights with a scale for each output, widened for each product: this saves memory alone."""
+
+    each = 1
+    """Outputs that share a scale."""
+    scale: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        """weight [outputs, inputs] float8, scale [outputs / each, scales of a row] float32, bias [outputs]."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype, self.device = dtype, weight.device
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, inputs: Any) -> torch.Tensor:
+        """Multiply [..., inputs]."""
+        return functional.linear(inputs, self.numbers().to(self.dtype), self.bias)
+
+    def matches(self, other: nn.Module) -> bool:
+        return type(self) is not Fp8WeightLinear and super().matches(other)
+
+    def part(self, begin: int, end: int) -> Self:
+        bias = None if self.bias is None else self.bias.detach()[begin:end]
+        return self._like(self.weight.detach()[begin:end], self.scale[begin // self.each : -(-end // self.each)], bias)
+
+    def numbers(self) -> torch.Tensor:
+        return self.weight.detach().float() * self.scale
+
+    def _like(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Self:
+        """Return such a layer of other numbers."""
+        return type(self)(weight, scale, bias, self.dtype)
+
+
+class Fp8Linear(Fp8WeightLinear):
     """float8 weights, and inputs rounded to float8: one product of the two.
 
     A scale covers an output of the weight and a token of the inputs.
     """
 
-    each = 1
-    """Outputs that share a scale."""
-    scale: torch.Tensor
     blocks = False
     rounds = True
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rounder: Rounder) -> None:
-        """weight [outputs, inputs] float8, scale [outputs / each, scales of a row] float32, bias [outputs]."""
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.dtype, self.device, self.rounder = dtype, weight.device, rounder
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.register_buffer("scale", scale)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        super().__init__(weight, scale, bias, dtype)
+        self.rounder = rounder
 
     def forward(self, inputs: torch.Tensor | Rounded) -> torch.Tensor:
         """Multiply [..., inputs], or the rounded form of it."""
@@ -89,15 +121,10 @@ class Fp8Linear(LowBitLinear):
         parts = (self, *others)
         weight, scale = (torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "scale"))
         bias = None if self.bias is None else torch.cat([part.bias.detach() for part in parts])
+        return self._like(weight, scale, bias)
+
+    def _like(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Self:
         return type(self)(weight, scale, bias, self.dtype, self.rounder)
-
-    def part(self, begin: int, end: int) -> Self:
-        bias = None if self.bias is None else self.bias.detach()[begin:end]
-        scale = self.scale[begin // self.each : -(-end // self.each)]
-        return type(self)(self.weight.detach()[begin:end], scale, bias, self.dtype, self.rounder)
-
-    def numbers(self) -> torch.Tensor:
-        return self.weight.detach().float() * self.scale
 
 
 class Fp8BlockLinear(Fp8Linear):
@@ -129,14 +156,36 @@ class Fp8BlockLinear(Fp8Linear):
         return answer
 
     def numbers(self) -> torch.Tensor:
-        return widened(self.weight.detach(), self.scale)
+        return widen(self.weight.detach(), self.scale[:, : -(-self.in_features // GROUP)], (GROUP, GROUP))
 
 
-def widened(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return [..., outputs, inputs] float32 of a float8 weight with a scale for each block."""
-    rows, columns = weight.shape[-2:]
-    grid = scale.repeat_interleave(GROUP, -2)[..., :rows, :].repeat_interleave(GROUP, -1)[..., :columns]
+def widen(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Return a weight [..., outputs, inputs] times its grid of scales, in float32. Raises ValueError.
+
+    block: outputs and inputs that share a scale; 0: unknown. A rank's part may have a finer grid: then its entries are for equal parts.
+    """
+    grid = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()  # exponents, as in MXFP8
+    if grid.numel() == 1:
+        return weight.float() * grid.reshape(())
+    for dim, each in zip((-2, -1), block, strict=True):
+        size, count = weight.shape[dim], grid.shape[dim]
+        if not each or -(-size // each) != count:
+            if size % count:
+                raise ValueError(f"a weight of {tuple(weight.shape)} has scales of {tuple(scale.shape)}")
+            each = size // count
+        grid = grid.repeat_interleave(each, dim).narrow(dim, 0, size)
     return weight.float() * grid
+
+
+def multiplies(weight: torch.Tensor) -> bool:
+    """Return whether the device of `weight` [outputs, inputs] multiplies float8 of that size."""
+    on_gpu = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) >= CAPABILITY
+    return on_gpu and not any(size % TILE for size in weight.shape)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether the layer's weight is an ordinary tensor, not a library's own type, and its output depends on nothing else."""
+    return not isinstance(module, LowBitLinear) and type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter)
 
 
 def keep_fp8(model: nn.Module, dtype: torch.dtype, choose: Callable[[torch.device], Rounder]) -> int:

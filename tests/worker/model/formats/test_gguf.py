@@ -18,9 +18,9 @@ from fairlead_worker.execution.forward import choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
-from fairlead_worker.model import gguf as reading
 from fairlead_worker.model.exact import widened
-from fairlead_worker.model.gguf import GgmlEmbedding
+from fairlead_worker.model.formats import gguf as reading
+from fairlead_worker.model.formats.gguf import GgmlEmbedding
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.model.trial_text import TrialText, run_whole
 from fairlead_worker.native.ggml import BLOCK_TYPES, GgmlLinear

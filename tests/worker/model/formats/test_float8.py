@@ -1,6 +1,6 @@
 """Float8 checkpoints of DeepSeek's kind that stay in 8 bits: their numbers, their layers, ranks' parts, and why others are widened."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, fp8_of_tensors, save_quantized
+from tests.worker.model.formats.alone import Alone, explicit, pretend_gpu
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from fairlead_worker.model import loader
+from fairlead_worker.model.formats import float8
+from fairlead_worker.model.formats.base import Target
+from fairlead_worker.model.formats.float8 import Float8, find_problem
 from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import checkpoint
-from fairlead_worker.model.lowbit.checkpoint import find_problem, reason_against
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
-from fairlead_worker.model.lowbit.rows import Rounded, TorchRounder, dequantized
 from fairlead_worker.model.trial import trial_logits
-from fairlead_worker.sharding.group import Group
 
 SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -35,40 +34,10 @@ def fp8_of_scalars(weight: torch.Tensor) -> Made:
     return {name: part if name == "weight" else part.view(()) for name, part in parts.items()}, plain
 
 
-class Alone(Group):
-    """One rank whose others send nothing."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank, 2, torch.device("cpu"))
-
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor] * self.size, -1)
-
-    def least(self, number: int) -> int:
-        return number
-
-    def objection(self, error: str, digest: str = "") -> str:
-        return error
-
-
-def explicit(layer: Fp8BlockLinear, rounded: Rounded) -> torch.Tensor:
-    """Multiply as cuBLAS does; torch has no product of blocks on a CPU."""
-    answer = dequantized(rounded) @ layer.numbers().T
-    return (answer if layer.bias is None else answer + layer.bias).to(layer.dtype)
-
-
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this device multiplies float8, in blocks too."""
-    pytest.importorskip("accelerate", reason="the extra gpu is not installed")
-    monkeypatch.setattr(loader, "keeps_fp8", lambda config, dtype, device, ranks, _: not reason_against(config, dtype, ranks))
-    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
-    monkeypatch.setattr(checkpoint, "choose_rounder", lambda device, blocks=False: TorchRounder(blocks))
-    monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
-    yield
+    pretend_gpu(monkeypatch)
 
 
 def ragged(weight: torch.Tensor) -> Made:
@@ -126,7 +95,7 @@ def test_layers_with_one_scale_have_the_files_numbers(make: Callable[[torch.Tens
 def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(form, tmp_path)
     narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
-    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
+    monkeypatch.setattr(loader, "capability_of", lambda device: None)
     wide = load_model(str(tmp_path), dtype="bfloat16").model
     assert not linears(wide)
     assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
@@ -154,6 +123,8 @@ def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     assert len(linears(model)) == 8 and not any("down_proj" in path for path in linears(model))
     gate = linears(model)["model.layers.0.mlp.gate_proj"]
     assert torch.equal(gate.numbers(), plain.get_parameter("model.layers.0.mlp.gate_proj.weight"))
+    down: Any = model.get_submodule("model.layers.0.mlp.down_proj")
+    assert torch.equal(down.weight, plain.get_parameter("model.layers.0.mlp.down_proj.weight").to(torch.bfloat16))
 
 
 def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str = "llama") -> PretrainedConfig:
@@ -167,25 +138,20 @@ def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str
     [
         (config_of({}), torch.bfloat16, 1, ""),
         (config_of({}, AUTO_FP8), torch.bfloat16, 2, ""),
-        (config_of({"num_experts": 4}, kind="qwen3_moe"), torch.bfloat16, 2, "its experts"),
+        (config_of({"num_experts": 4, "head_dim": 128}, kind="qwen3_moe"), torch.bfloat16, 2, ""),
         (config_of({}), torch.float16, 1, "products of float8 are for --dtype bfloat16"),
         (config_of({}, FORMS["float8 in blocks"].about), torch.bfloat16, 1, "its blocks are of 16 by 32, and products are for 128 by 128"),
         (config_of({}), torch.bfloat16, 2, "128 outputs or inputs of a layer on 2 ranks are no whole blocks of 128"),
-        (
-            config_of({}, BLOCKS | {"expert_dtype": "fp4"}),
-            torch.bfloat16,
-            1,
-            "it has other modules",
-        ),
+        (config_of({}, BLOCKS | {"modules_to_convert": ["embed_tokens"]}), torch.bfloat16, 1, "it has other modules"),
     ],
 )
 def test_what_cannot_stay_says_why(config: PretrainedConfig, dtype: torch.dtype, ranks: int, reason: str) -> None:
-    found = reason_against(config, dtype, ranks)
+    found = Float8(config, []).reason_to_widen(Target(dtype, (9, 0), ranks=ranks))
     assert found.startswith(reason) and bool(found) == bool(reason)
 
 
 def test_a_device_that_multiplies_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "multiplies", lambda _: True)
+    monkeypatch.setattr(float8, "multiplies", lambda _: True)
     cpu = torch.device("cpu")
     assert find_problem(cpu) == "" and find_problem(cpu, blocks=False) == ""
     monkeypatch.setattr(Fp8BlockLinear, "multiply", lambda layer, rounded: explicit(layer, rounded._replace(scale=rounded.scale.flip(1))))

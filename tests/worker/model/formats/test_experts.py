@@ -1,6 +1,5 @@
 """Checkpoints whose experts stay in 8 bits: their numbers, ranks' parts, and why others are widened."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,22 @@ from tests.worker.model.checkpoints import (
     fp8_with_one_scale,
     save_quantized,
 )
-from tests.worker.model.lowbit.test_checkpoint import AUTO_FP8, BLOCKS, Alone, explicit, fp8_of_scalars, save
+from tests.worker.model.formats.alone import Alone, pretend_gpu
+from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, fp8_of_scalars, save
 from transformers import AutoConfig, PreTrainedModel
-from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from fairlead_worker.model import expert_checkpoint, loader
-from fairlead_worker.model.expert_checkpoint import SUFFIXES, ExpertForm, KeptExperts, find_experts, find_form
+from fairlead_worker.model import loader
+from fairlead_worker.model.formats import experts
+from fairlead_worker.model.formats.base import Target
+from fairlead_worker.model.formats.experts import KeptExperts, find_experts, find_kept_experts
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import checkpoint, choose
-from fairlead_worker.model.lowbit.checkpoint import reason_against
+from fairlead_worker.model.lowbit import choose
 from fairlead_worker.model.lowbit.choose import choose_trial_sizes, find_problem
 from fairlead_worker.model.lowbit.experts import ExpertWeights, LowBitExperts, PlainProduct, Scales
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder
 from fairlead_worker.model.trial import trial_logits
+from fairlead_worker.sharding.weights import open_tensors
 
 
 def four_bits(weight: torch.Tensor) -> Made:
@@ -65,39 +66,12 @@ KEPT = {
 }
 
 
-class Multiplies:
-    """Whether the pretended GPU multiplies float8."""
-
-    float8 = True
-
-
-def keep(config: Any, folder: Path, files: list[str], dtype: torch.dtype, device: torch.device, ranks: int) -> KeptExperts | None:
-    """As `keep_experts` on a GPU."""
-    form = find_form(folder, files, SUFFIXES[config.quantization_config["quant_method"]])
-    if not isinstance(form, ExpertForm) or expert_checkpoint.reason_against(config, form, dtype, ranks):
-        return None
-    return KeptExperts(form, Multiplies.float8 and expert_checkpoint._rounds_inputs(config.quantization_config))
-
-
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this device is a GPU that multiplies float8, in blocks too."""
-    pytest.importorskip("accelerate", reason="the extra gpu is not installed")
-    monkeypatch.setattr(Multiplies, "float8", True)
-    monkeypatch.setattr(loader, "keep_experts", keep)
-    monkeypatch.setattr(
-        loader,
-        "keeps_fp8",
-        lambda config, dtype, device, ranks, kept: (
-            Multiplies.float8 and config.quantization_config["quant_method"] == "fp8" and not reason_against(config, dtype, ranks, kept)
-        ),
-    )
-    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda self, *args, **named: None)
-    for module in (checkpoint, expert_checkpoint):
-        monkeypatch.setattr(module, "choose_rounder", lambda device, blocks=False: TorchRounder(blocks))
-    monkeypatch.setattr(expert_checkpoint, "load_triton_product", PlainProduct)
-    monkeypatch.setattr(Fp8BlockLinear, "multiply", explicit)
-    yield
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr(experts, "load_triton_product", PlainProduct)
 
 
 def kept(model: PreTrainedModel) -> list[LowBitExperts]:
@@ -108,7 +82,7 @@ def kept(model: PreTrainedModel) -> list[LowBitExperts]:
 def test_experts_have_the_files_numbers(form: Form, tmp_path: Path) -> None:
     plain = save(form, tmp_path)
     layers = kept(load_model(str(tmp_path), dtype="bfloat16").model)
-    wide: list[Any] = find_experts(plain)
+    wide: list[Any] = [module for _, module in find_experts(plain)]
     assert len(layers) == len(wide) > 0
     for layer, module in zip(layers, wide, strict=True):
         assert (layer.rounder is not None) == (form not in (KEPT["inputs as they are"], KEPT["MXFP4"]))
@@ -122,19 +96,18 @@ def test_experts_have_the_files_numbers(form: Form, tmp_path: Path) -> None:
 def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(form, tmp_path)
     narrow = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model).float()
-    monkeypatch.setattr(loader, "keep_experts", lambda *_: None)
-    monkeypatch.setattr(loader, "keeps_fp8", lambda *_: False)
+    monkeypatch.setattr(loader, "capability_of", lambda device: None)
     wide = load_model(str(tmp_path), dtype="bfloat16").model
     assert not kept(wide)
     assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
 
 
 def test_a_gpu_without_float8_keeps_experts_and_widens_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Multiplies, "float8", False)
+    monkeypatch.setattr(loader, "capability_of", lambda device: (8, 6))
     plain = save(KEPT["blocks"], tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
     assert not any(isinstance(module, Fp8BlockLinear) for module in model.modules())
-    wide: list[Any] = find_experts(plain)
+    wide: list[Any] = [module for _, module in find_experts(plain)]
     assert [layer.rounder for layer in kept(model)] == [None] * len(wide)
     assert torch.equal(kept(model)[0].down.numbers(), wide[0].down_proj)
 
@@ -144,7 +117,7 @@ def test_the_parts_of_ranks_are_the_whole(name: str, tmp_path: Path) -> None:
     form = KEPT[name]
     changes = SIZES | {"hidden_size": 256, "num_key_value_heads": 4, "num_attention_heads": 4}
     plain = save(Form(form.make, form.about, changes, form.family), tmp_path)
-    wide: Any = find_experts(plain)[-1]
+    wide: Any = [*find_experts(plain)][-1][1]
     for rank in (0, 1):
         layer = kept(load_model(str(tmp_path), dtype="bfloat16", group=Alone(rank)).model)[-1]
         rows = torch.cat([torch.arange(128) + 128 * place for place in (rank, 2 + rank)])
@@ -152,31 +125,38 @@ def test_the_parts_of_ranks_are_the_whole(name: str, tmp_path: Path) -> None:
         assert torch.equal(layer.down.numbers(), wide.down_proj[:, :, rank * 128 : rank * 128 + 128])
 
 
-ROWS, IN_BLOCKS = ExpertForm("_scale", Scales.ROWS), ExpertForm("_scale_inv", Scales.BLOCKS)
+LAYERS = {"layers.0.mlp.experts": {}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "form", "dtype", "ranks", "reason"),
+    ("changes", "scales", "dtype", "ranks", "reason"),
     [
-        ({}, IN_BLOCKS, torch.bfloat16, 2, ""),
-        ({}, ROWS, torch.bfloat16, 4, ""),
-        ({}, ROWS, torch.float16, 1, "products of experts in few bits are for --dtype bfloat16"),
-        ({}, IN_BLOCKS, torch.bfloat16, 4, "128 inputs, and 256 inner values on 4 ranks, are no multiples of 128"),
-        ({"hidden_act": "relu"}, ROWS, torch.bfloat16, 1, "its activation is ReLU"),
+        ({}, Scales.BLOCKS, torch.bfloat16, 2, ""),
+        ({}, Scales.ROWS, torch.bfloat16, 4, ""),
+        ({}, Scales.ROWS, torch.float16, 1, "products of experts in few bits are for --dtype bfloat16"),
+        ({}, Scales.BLOCKS, torch.bfloat16, 4, "128 inputs, and 256 inner values on 4 ranks, are no multiples of 128"),
+        ({"hidden_act": "relu"}, Scales.ROWS, torch.bfloat16, 1, "its activation is ReLU"),
+        ({"num_hidden_layers": 2}, Scales.ROWS, torch.bfloat16, 1, "its layers have no experts of gate, up and down"),
     ],
 )
-def test_what_cannot_stay_says_why(changes: dict[str, Any], form: ExpertForm, dtype: torch.dtype, ranks: int, reason: str) -> None:
-    config = AutoConfig.for_model("qwen3_moe", num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1, **(SIZES | changes))
+def test_what_cannot_stay_says_why(changes: dict[str, Any], scales: Scales, dtype: torch.dtype, ranks: int, reason: str) -> None:
+    usual = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1} | SIZES
+    config = AutoConfig.for_model("qwen3_moe", **(usual | changes))
     config.quantization_config = dict(BLOCKS)
-    assert expert_checkpoint.reason_against(config, form, dtype, ranks) == reason
+    found = experts.reason_against(config, scales, LAYERS, Target(dtype, (9, 0), ranks=ranks))
+    assert found.startswith(reason) and bool(found) == bool(reason)
 
 
 def test_files_of_other_forms_say_so(tmp_path: Path) -> None:
+    def found(folder: Path) -> KeptExperts | str:
+        with open_tensors(folder, ["model.safetensors"]) as tensors:
+            return find_kept_experts(AutoConfig.from_pretrained(folder), tensors, Target(torch.bfloat16, (9, 0)))
+
     save_quantized(Form(FORMS["int4 in groups"].make, FORMS["int4 in groups"].about, SIZES, "qwen3_moe"), tmp_path)
-    assert find_form(tmp_path, ["model.safetensors"], "_scale") == "their weights are I32, neither float8 (e4m3) nor MXFP4"
+    assert found(tmp_path) == "their weights are I32, neither float8 (e4m3) nor MXFP4"
     save_quantized(Form(blocks(16, 32, "weight_scale_inv"), BLOCKS, SIZES, "qwen3_moe"), tmp_path / "small")
-    found = find_form(tmp_path / "small", ["model.safetensors"], "_scale_inv")
-    assert isinstance(found, str) and ("has scales of" in found or "several forms" in found)
+    reason = found(tmp_path / "small")
+    assert isinstance(reason, str) and ("has scales of" in reason or "several forms" in reason)
 
 
 def test_a_product_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

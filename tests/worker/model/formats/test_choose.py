@@ -10,11 +10,13 @@ import torch
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WHOLE_ROWS, Form, save_quantized
-from torch import nn
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model import quantized
+from fairlead_worker.model.formats import choose
+from fairlead_worker.model.formats.compressed import RoundingLinear
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.lowbit.linear import is_plain
+from fairlead_worker.model.trial import trial_logits
 
 PROMPTS = make_prompts()[:9]
 
@@ -24,12 +26,19 @@ FURTHER = {"GPTQ with act-order": ACT_ORDER, "GPTQ with a scale for each output"
 
 @pytest.mark.parametrize("form", (FORMS | FURTHER).values(), ids=FORMS | FURTHER)
 def test_a_checkpoint_says_what_its_numbers_say(form: Form, tmp_path: Path) -> None:
-    for package in ("compressed_tensors", "accelerate"):
-        pytest.importorskip(package, reason="the extra gpu is not installed")
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
     model = save_quantized(form, tmp_path)
     loaded = load_model(str(tmp_path), dtype="float32")
     assert loaded.dtype == torch.float32
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(model, PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["float8 in blocks", "float8, a scale for each tensor", "int4 in groups"])
+def test_scales_of_float32_leave_the_dtype_of_the_model(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    plain = save_quantized(FORMS[name], tmp_path)
+    got, want = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model), trial_logits(plain)
+    assert got.dtype == torch.bfloat16 and (got - want).norm() <= 0.02 * want.norm()
 
 
 @pytest.mark.parametrize("form", [DYNAMIC, STATIC], ids=["of each token", "by one scale"])
@@ -38,8 +47,12 @@ def test_inputs_that_are_rounded_stay_so(form: Form, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
     save_quantized(form, tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
-    rounding = [name for name, module in model.named_modules() if hasattr(module, "quantization_scheme")]
-    assert len(rounding) == 14 and type(model.get_submodule("model.layers.1.self_attn.q_proj")) is nn.Linear
+    assert sum(isinstance(module, RoundingLinear) for module in model.modules()) == 14
+    layer = model.get_submodule("model.layers.1.self_attn.q_proj")
+    inputs = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    inputs[1] *= 100  # a token with another scale, if each has its own
+    plain, rounded = inputs.float() @ layer.weight.float().T, layer(inputs).float()
+    assert 1e-3 < ((rounded - plain).norm(dim=1) / plain.norm(dim=1)).min() < 0.1
 
 
 def test_fp8_is_made_at_load(tmp_path: Path) -> None:
@@ -48,7 +61,7 @@ def test_fp8_is_made_at_load(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), quantization="fp8")
     for name, module in loaded.model.named_modules():
         if name.endswith("_proj"):
-            assert not quantized.is_plain(module)
+            assert not is_plain(module)
             model.get_parameter(f"{name}.weight").data.copy_(module.weight.dequantize())
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(model, PROMPTS)
 
@@ -77,7 +90,7 @@ def test_torchao_is_imported_only_for_who_wants_it(tmp_path: Path) -> None:
     ("quantization", "method", "cause"),
     [
         ("fp8", "", "--quantization fp8, which needs the package torchao, and that is not installed"),
-        ("none", "fp8", r"quantized \(fp8\), which needs the package accelerate, and that is not installed"),
+        ("none", "compressed-tensors", r"quantized \(compressed-tensors\), which needs the package compressed-tensors, and that is not"),
         ("none", "eetq", r"quantized \(eetq\), which is not supported; use one of awq, compressed-tensors"),
         ("fp8", "fp8", "quantized already: leave out --quantization fp8"),
     ],
@@ -90,8 +103,8 @@ def test_what_cannot_be_had_is_refused_by_name(
     if method:
         about = {"quantization_config": {"quant_method": method, "bits": 4, "weight_block_size": [128, 128]}}
         config.write_text(json.dumps(json.loads(config.read_text()) | about))
-    missing = {"torchao"} | ({"accelerate"} if quantization == "none" else set())
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None if name in missing else name)
+    missing = {"torchao", "compressed_tensors"}
+    monkeypatch.setattr(choose, "find_spec", lambda name: None if name in missing else name)
     with pytest.raises(ModelLoadError, match=cause):
         load_model(str(tmp_path), quantization=quantization)
 

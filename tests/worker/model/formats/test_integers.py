@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from tests.worker.model.checkpoints import ACT_ORDER, AWQ, FORMS, GPTQ, IN_ORDER, WHOLE_ROWS, Form, awq, gptq, save_quantized
+from tests.worker.model.formats.alone import Alone, pretend_gpu
 from tests.worker.model.lowbit.int4_reference import multiply
-from tests.worker.model.lowbit.test_checkpoint import Alone
 from transformers import PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.model import loader
+from fairlead_worker.model.formats.base import Pending
 from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.lowbit import int4, stored
+from fairlead_worker.model.lowbit import int4
 from fairlead_worker.model.lowbit.int4 import Int4Linear, Kernels
-from fairlead_worker.model.lowbit.stored import StoredLinear
 from fairlead_worker.model.trial import trial_logits
 
 FOUR_BITS = {name: form for name, form in IN_ORDER.items() if "8 bits" not in name} | {
@@ -35,7 +36,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this device has the kernel."""
     pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
-    monkeypatch.setattr(stored, "int4_problem", lambda device: "")
+    pretend_gpu(monkeypatch)
     monkeypatch.setattr(int4, "kernels", lambda device: Kernels(int4.widen))
     monkeypatch.setattr(Int4Linear, "multiply", multiply)
 
@@ -56,7 +57,7 @@ def test_layers_have_the_files_numbers(form: Form, gpu: None, tmp_path: Path) ->
     assert loaded.dtype == torch.bfloat16, "what the kernel computes in, whatever the file says"
     assert not loaded.rounds_inputs
     layers = linears(loaded.model)
-    assert not any(isinstance(module, StoredLinear) for module in loaded.model.modules())
+    assert not any(isinstance(module, Pending) for module in loaded.model.modules())
     for path, layer in layers.items():
         parent = path.removesuffix(".linear").rpartition(".")[0]
         sources = STACKS.get(path.removeprefix(f"{parent}.").removesuffix(".linear"), (path.rpartition(".")[2],))
@@ -119,14 +120,12 @@ def test_what_cannot_stay_in_4_bits_is_widened_with_the_reason(
 
 def test_a_device_without_the_kernel_widens(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU does without a warning."""
+    caplog.set_level(logging.INFO)
     save_quantized(IN_ORDER["AWQ"], tmp_path)
     load_model(str(tmp_path))
     assert not any("widened" in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    about = stored.packing_of_config("m", AWQ)
-    assert about is not None
-    monkeypatch.setattr(stored, "int4_problem", lambda device: "the GPU's compute capability is 7.5")
-    found = stored.find_stored("m", tmp_path, ["model.safetensors"], about, "auto", torch.device("cuda"))
-    assert found is not None and not found.keep
+    monkeypatch.setattr(loader, "capability_of", lambda device: (7, 5))
+    assert not linears(load_model(str(tmp_path)).model)
     assert "awq weights of 4 bits are widened to 16 bits or more: the GPU's compute capability is 7.5" in caplog.text
 
 
