@@ -67,18 +67,14 @@ def reasoning_plugins() -> dict[str, ReasoningParser]:
 
 def find_call_format(name: str) -> Format | None:
     """Return the format of tool calls with this name; None if there is none."""
-    if name in CALLS or not name or name in RESERVED:
-        return CALLS.get(name)
-    plugin = tool_call_plugins().get(name)
-    return plugin.format if plugin else None
+    plugin = tool_call_plugins().get(name) if name and name not in (*RESERVED, *CALLS) else None
+    return plugin.format if plugin else CALLS.get(name)
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat | None:
     """Return the format of reasoning with this name; None if there is none. It does not know harmony."""
-    if name in REASONING_FORMATS or not name or name in RESERVED:
-        return REASONING_FORMATS.get(name)
-    plugin = reasoning_plugins().get(name)
-    return plugin.format if plugin else None
+    plugin = reasoning_plugins().get(name) if name and name not in (*RESERVED, *REASONING_FORMATS) else None
+    return plugin.format if plugin else REASONING_FORMATS.get(name)
 
 
 def _check_signs(group: str, plugin: Plugin, signs: object) -> None:

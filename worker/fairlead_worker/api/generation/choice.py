@@ -11,7 +11,8 @@ from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.answers.completions import FinishReason
 from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.ipc.messages import Output, Timing, TokenLogprobs
-from fairlead_worker.parsing.events import AnswerParser, Event, Text
+from fairlead_worker.parsing.events import Event, Text
+from fairlead_worker.parsing.stage import Parser
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
@@ -75,7 +76,7 @@ class Choice:
         eos: Sequence[int],
         logprobs: bool,
         prompt_only: bool = False,
-        parser: AnswerParser | None = None,
+        parser: Parser | None = None,
         visible_special_tokens: Collection[int] = (),
         include_special_tokens: bool = False,
         include_stop_str: bool = False,

@@ -22,7 +22,7 @@ from fairlead_worker.api.generation.sampling import (
 )
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import AdapterInfo, Sampling, Submit, TokenLogprobs
-from fairlead_worker.parsing.events import AnswerParser
+from fairlead_worker.parsing.stage import Parser
 
 MAX_LOGPROBS = 1 << 20
 """Of a response: tokens of prompts and outputs times the alternatives of each."""
@@ -113,7 +113,7 @@ def prepare(
     prompts: Sequence["array[int]"],
     sampling_request: SamplingRequest,
     adapter: AdapterInfo | None = None,
-    parsers: Callable[[], AnswerParser | None] = lambda: None,
+    parsers: Callable[[], Parser | None] = lambda: None,
     field: str = "prompt",
     ends_at_context: bool = False,
 ) -> GenerationRequest:
