@@ -28,13 +28,13 @@ from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format
 from fairlead_worker.api.generation.prepare import GenerationRequest, check_generates, prepare, resolve_sampling
 from fairlead_worker.api.generation.sampling import RequestOrigin, SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.output.custom_input import CustomInput, read_input
 from fairlead_worker.api.output.tool_choice import ToolUse, parse_tool_use
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import ChatRequest, parse
-from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
+from fairlead_worker.api.tokenize import check_chat_template, read_tokenized_body
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
@@ -134,7 +134,7 @@ class ChatFormatter:
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = await read_tokenized_body(worker, context)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
         formatter = ChatFormatter(
@@ -146,8 +146,8 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
             reasoning=request.include_reasoning is not False,
             echo=_echo(request),
         )
-        options = ReplyOptions.of(worker, request, model, formatter)
-        await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
+        writer = ChunkWriter(worker, request, model, formatter, generation_request)
+        await send_answer(context, worker, generation_request, writer, stream=bool(request.stream))
 
 
 async def check_chat(

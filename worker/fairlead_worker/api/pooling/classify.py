@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fairlead_worker.api.answers.pooling import Classification, ClassificationList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.embeddings import list_inputs
-from fairlead_worker.api.pooling.encode import Pair, PooledTexts, TextOrTokens, compute
+from fairlead_worker.api.pooling.encode import Pair, PooledTexts, compute
 from fairlead_worker.api.pooling.schema import ClassifyRequest, PooledRequest
 from fairlead_worker.api.schema import parse
+from fairlead_worker.api.tokenize import TextOrTokens, list_texts
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Activation, Classifier
 
@@ -20,7 +20,7 @@ async def classify(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), ClassifyRequest, worker.max_model_len)
     classifier = get_classifier(worker)
-    result, scores = await compute_scores(worker, context, request, list_inputs(request.input), request.use_activation)
+    result, scores = await compute_scores(worker, context, request, list_texts("input", request.input), request.use_activation)
     data = [
         Classification(index, classifier.labels[max(range(len(each)), key=each.__getitem__)], each, len(each))
         for index, each in enumerate(scores)
