@@ -36,12 +36,12 @@ from fairlead_worker.build import (
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.api_files import read_file
 from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready, StepModes
-from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
+from fairlead_worker.ipc.transport import ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 
 if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
-    from fairlead_worker.engine.loop import Adapters
+    from fairlead_worker.engine.loop import Adapters, EngineEnd
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.execution.encoder_runner import EncoderRunner
     from fairlead_worker.execution.runner import ModelRunner
@@ -83,7 +83,7 @@ def main() -> int:
         end.close()
 
 
-def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
+def run(config: WorkerConfig, end: "EngineEnd", folder: str | None = None) -> int:
     """Build the engine and serve until `Stop` (returns 0) or a failure (returns 1).
 
     `folder`: for sockets; None: the system's temporary folder.
@@ -102,7 +102,7 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
     return status
 
 
-def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
+def _build_and_serve(config: WorkerConfig, end: "EngineEnd", ranks: Ranks | None) -> int:
     try:
         with nullcontext() if ranks is None else ranks.collective():
             scheduler, runner, ready, adapters = build(config, end, ranks)
@@ -130,14 +130,14 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     end.send(ready)
     try:
         if ready.modes.overlap == "on" and isinstance(runner, ModelRunner):
-            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
-        return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
+            return run_overlapped(scheduler, OverlappedRunner(runner), end, timer, adapters, runner.grammars)
+        return run_plain(scheduler, runner, end, timer, adapters, runner.grammars)
     finally:
         timer.close()
 
 
 def build(
-    config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None
+    config: WorkerConfig, end: "EngineEnd", ranks: Ranks | None = None
 ) -> "tuple[Scheduler, ModelRunner | EncoderRunner, Ready, Adapters | None]":
     """Build scheduler, runner and adapters from the configuration, and report progress. The first phase, importing torch, takes seconds."""
     end.send(Loading(phase="imports", percent=0))
@@ -248,7 +248,7 @@ def build(
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
 
 
-def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple[Scheduler, EncoderRunner, Ready]":
+def _build_encoder(config: WorkerConfig, end: "EngineEnd", folder: Path) -> "tuple[Scheduler, EncoderRunner, Ready]":
     """Build scheduler and runner of an encoder. It has no KV: the pages are only counted, and suffice for every step."""
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
@@ -285,7 +285,7 @@ def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple
     return scheduler, runner, ready
 
 
-def _progress_reporter(end: EngineEnd, detail: str = "") -> "Progress":
+def _progress_reporter(end: "EngineEnd", detail: str = "") -> "Progress":
     def report(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
         end.send(Loading(phase=phase, percent=percent, detail=f"{note} {detail}".strip(), done=done, total=total))
 
@@ -308,7 +308,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
 
 
 def _build_grammars(
-    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], waits: bool, end: EngineEnd
+    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], waits: bool, end: "EngineEnd"
 ) -> "Grammars | None":
     """Return the grammars of structured output, or None if it is turned off or does not support the tokenizer."""
     from fairlead_worker.grammar.compiler import Compiler, GrammarError

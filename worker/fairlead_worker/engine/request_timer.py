@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.ipc.messages import Abort, CacheEvent, Chunk, Decoded, Load, Output, Step, Submit, Timing
+from fairlead_worker.ipc.messages import CacheEvent, Chunk, Decoded, Load, Output, Step, Submit, Timing
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.step_outputs import StepOutputs
@@ -54,9 +54,9 @@ class RequestTimer:
         self._decode_seconds = 0.0
         """Recent seconds of a step that only decodes; 0 before the first."""
 
-    def record_arrival(self, message: Submit | Abort) -> None:
-        """Store when a request arrived. Aborts are ignored."""
-        if isinstance(message, Submit) and message.id not in self._times:
+    def record_arrival(self, message: Submit) -> None:
+        """Store when a request arrived."""
+        if message.id not in self._times:
             self._times[message.id] = _Times(message.received_at or self._clock())
             self._waiting.add(message.id)
             if message.traced:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.engine.loop import Outbox
+from fairlead_worker.engine.loop import EngineEnd
 from fairlead_worker.ipc.messages import Failed
 from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
@@ -36,7 +36,7 @@ GRACE_SECONDS = 3.0
 class Ranks:
     """The ranks from 1 on, used by one thread. Other threads wait for processes and nodes."""
 
-    def __init__(self, config: WorkerConfig, outbox: Outbox, parent: str | None = None) -> None:
+    def __init__(self, config: WorkerConfig, outbox: EngineEnd, parent: str | None = None) -> None:
         """Start the ranks of this node. Raises OSError if other nodes cannot connect. `parent`: as in `Processes`."""
         self.size = config.tensor_parallel_size
         self._outbox = outbox

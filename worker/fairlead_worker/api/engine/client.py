@@ -36,7 +36,7 @@ from fairlead_worker.ipc.messages import (
     Submit,
     UnloadAdapter,
 )
-from fairlead_worker.ipc.transport import Channel
+from fairlead_worker.ipc.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ Deliver = Callable[[Output | EngineGone], None]
 class EngineClient:
     """Communicates with one engine over a channel. `run()` must be running."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ZmqChannel) -> None:
         self.state = EngineState()
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()

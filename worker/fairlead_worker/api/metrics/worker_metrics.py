@@ -19,6 +19,8 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 """Seconds: vLLM's buckets."""
 SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 """Tokens: vLLM's buckets."""
+Values = Mapping[tuple[str, ...], float]
+"""By the values of a metric's labels beside the model's name."""
 
 
 class Metrics:
@@ -137,7 +139,7 @@ class _EngineCollector(Collector):
             yield self._gauge(name, text, {(): value})
         for name, text, value in counters:
             yield self._counter(name, text, {(): value})
-        tiers = {("device",): load.cached_tokens - host.cached_tokens, ("host",): host.cached_tokens}
+        tiers: Values = {("device",): load.cached_tokens - host.cached_tokens, ("host",): host.cached_tokens}
         yield self._counter("prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by tier.", tiers, ("tier",))
         if (ready := self._engine.state.ready) is not None:
             labels = ("backend", "cpu_level", "decoder", "cuda_graphs", "overlap", "piecewise_graphs")
@@ -147,7 +149,7 @@ class _EngineCollector(Collector):
             yield self._gauge("engine_info", text, {values: 1}, labels)
             text = "1 if some CUDA graphs or overlap are off because they failed at the start. GET /server_info has the reason."
             yield self._gauge("engine_fallback", text, {(): float(bool(ready.modes.fallback))})
-        phases = {(phase,): seconds for phase, seconds in self._engine.state.start_up.seconds.items()}
+        phases: Values = {(phase,): seconds for phase, seconds in self._engine.state.start_up.seconds.items()}
         yield self._gauge("start_up_seconds", "Time of each phase of the start.", phases, ("phase",))
         if load.drafts is not None:
             yield from self._collect_speculation(load.drafts)
@@ -160,18 +162,17 @@ class _EngineCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.accepted),
         ):
             yield self._counter(name, text, {(): value})
-        positions = {(str(position),): count for position, count in enumerate(drafts.accepted_at)}
+        positions: Values = {(str(position),): count for position, count in enumerate(drafts.accepted_at)}
         text = "Drafts accepted up to this position, from 0."
         yield self._counter("spec_decode_num_accepted_tokens_per_pos", text, positions, ("position",))
 
-    def _gauge(self, name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()) -> Metric:
+    def _gauge(self, name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
         return self._fill(GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name", *labels)), values)
 
-    def _counter(self, name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()) -> Metric:
+    def _counter(self, name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
         return self._fill(CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name", *labels)), values)
 
-    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[tuple[str, ...], float]) -> Metric:
-        """Add a value for each combination of the labels beside the model's name."""
+    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
         for others, value in values.items():
             family.add_metric((self._model_name, *others), value)
         return family
