@@ -4,6 +4,7 @@ import re
 import socket
 import sys
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import IPv6Address
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
@@ -365,7 +366,7 @@ class WorkerConfig(BaseSettings):
         """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
         return RedisAccess(self.redis_url, self.redis_credentials) if self.redis_url else None
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Return the names that requests may give as `model`. Responses show the first one by default."""
         given = tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
@@ -382,7 +383,7 @@ class WorkerConfig(BaseSettings):
         """Return the adapters to load at the start: name -> URI."""
         return {name: uri for name, _, uri in (one.partition("=") for one in self.lora_modules)}
 
-    @property
+    @cached_property
     def pod(self) -> str:
         """Return the name of this worker in the index and in responses."""
         return self.pod_name or socket.gethostname()

@@ -18,9 +18,6 @@ from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, FetchFiles, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.sharding.group import Group
-from fairlead_worker.weights.cache import ModelCache
-from fairlead_worker.weights.progress import Progress
-from fairlead_worker.weights.uri import resolve
 
 
 def lead(runner: ModelRunner, ranks: Ranks, group: Group) -> None:
@@ -28,19 +25,6 @@ def lead(runner: ModelRunner, ranks: Ranks, group: Group) -> None:
     runner.followers = RankFollowers(ranks, group)
     if runner.host is not None:
         runner.host = LedHost(runner.host, ranks)
-
-
-class Located:
-    """Implements `model.loader.Locate` on rank 0: downloads the files once, and sends their folder to the other ranks of this node."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def __call__(self, uri: str, progress: Progress, cache: ModelCache | None) -> Path:
-        """Return the folder of the files. Raises ModelLoadError."""
-        folder = resolve(uri, progress, cache)
-        self._ranks.load(folder)
-        return folder
 
 
 class RankFollowers:

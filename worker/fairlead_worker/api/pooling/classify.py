@@ -1,7 +1,6 @@
 """`POST /classify`: the label of each text, by a model with a head. Scores of rerankers use the same head."""
 
 import math
-import time
 from array import array
 from collections.abc import Sequence
 
@@ -9,8 +8,8 @@ from fairlead_worker.api.answers.pooling import Classification, ClassificationLi
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.pooling.encode import Pair, PooledTexts, compute
-from fairlead_worker.api.pooling.schema import ClassifyRequest, PooledRequest
-from fairlead_worker.api.schema import parse
+from fairlead_worker.api.pooling.schema import ClassifyRequest
+from fairlead_worker.api.schema import InferenceRequest, parse
 from fairlead_worker.api.tokenize import TextOrTokens, list_texts
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Activation, Classifier
@@ -25,8 +24,7 @@ async def classify(worker: Worker, context: RequestContext) -> None:
         Classification(index, classifier.labels[max(range(len(each)), key=each.__getitem__)], each, len(each))
         for index, each in enumerate(scores)
     ]
-    id, now = f"classify-{context.request_id}", int(time.time())
-    answer = ClassificationList(id=id, created=now, model=result.model, data=data, usage=result.usage())
+    answer = result.answer(ClassificationList, f"classify-{context.request_id}", data)
     await context.respond_json(answer, result.headers())
 
 
@@ -43,7 +41,7 @@ def get_classifier(worker: Worker) -> Classifier:
 async def compute_scores(
     worker: Worker,
     context: RequestContext,
-    request: PooledRequest,
+    request: InferenceRequest,
     texts: Sequence[tuple[str, TextOrTokens | Pair]],
     use_activation: bool | None,
 ) -> tuple[PooledTexts, list[list[float]]]:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import sys
-import time
 from array import array
 from base64 import b64encode
 from operator import mul
@@ -39,8 +38,7 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
         vectors = [_encode_vector(truncate_vector(vector, dimensions), request.encoding_format) for vector in result.vectors]
         if context.path == POOLING:
             pooled = [PooledData(index=index, data=vector) for index, vector in enumerate(vectors)]
-            id, now = f"pool-{context.request_id}", int(time.time())
-            return msgspec.json.encode(PooledList(id=id, created=now, model=result.model, data=pooled, usage=result.usage()))
+            return msgspec.json.encode(result.answer(PooledList, f"pool-{context.request_id}", pooled))
         data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
         return msgspec.json.encode(EmbeddingList(data, result.model, result.usage()))
 

@@ -2,25 +2,27 @@
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
+from fairlead_common.protocols.answer import Answer
 from fairlead_common.protocols.paths import NO_EMBEDDINGS
 from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.answers.completions import PromptTokensDetails
-from fairlead_worker.api.answers.pooling import PromptUsage
+from fairlead_worker.api.answers.pooling import AnswerList, PromptUsage
 from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.engine.spans import MAX_TRACED, EngineSpans
 from fairlead_worker.api.errors import ApiError, failed, invalid, too_long
 from fairlead_worker.api.generation.run import log_finished
 from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
-from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
+from fairlead_worker.api.pooling.schema import MAX_TEXTS
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.router_headers import read_origin
+from fairlead_worker.api.schema import InferenceRequest
 from fairlead_worker.api.tokenize import TextOrTokens
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Output, Pooling, PoolingKind, Sampling, Submit, Timing
@@ -56,6 +58,10 @@ class PooledTexts:
         tokens = sum(map(len, self.texts))
         return PromptUsage(tokens, tokens, PromptTokensDetails(self.cached_tokens))
 
+    def answer(self, kind: Callable[..., AnswerList], id: str, data: Sequence[Answer]) -> AnswerList:
+        """Return an answer of this kind."""
+        return kind(id=id, created=int(time.time()), model=self.model, data=data, usage=self.usage())
+
     def headers(self) -> dict[str, str]:
         """Return the headers that the router reads."""
         return {CACHED_HEADER: str(self.cached_tokens - self.hidden_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
@@ -70,7 +76,7 @@ def get_pooling(worker: Worker) -> Pooling:
 
 
 async def compute_embeddings(
-    worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, TextOrTokens]]
+    worker: Worker, context: RequestContext, request: InferenceRequest, texts: Sequence[tuple[str, TextOrTokens]]
 ) -> PooledTexts:
     """Return the vectors of `texts`, as `compute` does."""
     return await compute(worker, context, request, texts, get_pooling(worker).kind)
@@ -79,7 +85,7 @@ async def compute_embeddings(
 async def compute(
     worker: Worker,
     context: RequestContext,
-    request: PooledRequest,
+    request: InferenceRequest,
     texts: Sequence[tuple[str, TextOrTokens | Pair]],
     kind: PoolingKind | Literal["classify"] | None,
 ) -> PooledTexts:
@@ -120,7 +126,7 @@ async def compute(
 
 
 def _tokens(
-    worker: Worker, request: PooledRequest, name: str, text: TextOrTokens | Pair, salt: str, firsts: "dict[str, array[int]]"
+    worker: Worker, request: InferenceRequest, name: str, text: TextOrTokens | Pair, salt: str, firsts: "dict[str, array[int]]"
 ) -> "tuple[array[int], int]":
     """Tokenize a text, truncate it if the request wants that, and check its vocabulary and length.
 

@@ -1,7 +1,6 @@
 """`POST /score` and `/rerank`, as vLLM answers them: a reranker reads both texts as one input; else the cosine of their embeddings."""
 
 import asyncio
-import time
 from array import array
 from collections.abc import Sequence
 
@@ -29,9 +28,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
         raise invalid(message, param=left_name)
     result, scores = await _compare(worker, context, request, first, second)
     data = [Score(index=index, score=score) for index, score in enumerate(scores)]
-    id, now = f"score-{context.request_id}", int(time.time())
-    answer = ScoreList(id=id, created=now, model=result.model, data=data, usage=result.usage())
-    await context.respond_json(answer, result.headers())
+    await context.respond_json(result.answer(ScoreList, f"score-{context.request_id}", data), result.headers())
 
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
