@@ -18,6 +18,7 @@ from tests.worker.api.process import WorkerProcess
 from fairlead_common.fair_slots import FairSlots
 from fairlead_worker.api.answers.completions import Completion, CompletionChoice, PromptTokensDetails, Usage
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.generation.prepare import CachedTokens
 from fairlead_worker.api.generation.sampling import OutputOptions
 from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.replies import _send_document
@@ -185,8 +186,7 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         submits=(SimpleNamespace(tenant=""),),
         select_best=lambda: [0],
         usage=lambda: USAGE,
-        count_cached_tokens=lambda: (0, 0),
-        count_shown_tokens=lambda: 0,
+        count_cached=lambda: CachedTokens(0, 0, 0),
     )
     shape = SimpleNamespace(
         id="id",

@@ -101,6 +101,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
 
 async def prompt_format(worker: Worker, context: RequestContext) -> None:
     """Return how prompts become tokens and block hashes. A router asks once per ETag, which is the same with and without gzip."""
+    worker.check_loaded()
     data = worker.ready.prompt_format
     headers = {"etag": worker.prompt_etag, "vary": "accept-encoding"}
     known = context.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
@@ -122,6 +123,7 @@ async def version(worker: Worker, context: RequestContext) -> None:
 
 
 def _model(worker: Worker, name: str) -> Model:
+    worker.check_loaded()
     adapter = next((one for one in worker.adapters if one.info.name == name), None)
     return Model(
         id=name,

@@ -107,7 +107,7 @@ class GenerationRun:
     def log_summary(self, request_id: str) -> None:
         """Log what the request took, and finish its spans. `stall_ms` is that of the slowest sequence."""
         timings = [choice.timing for choice in self.generation_request.choices if choice.timing is not None]
-        usage, (cached, from_host) = self.generation_request.usage(), self.generation_request.count_cached_tokens()
+        usage, cached = self.generation_request.usage(), self.generation_request.count_cached()
         first = min((at for at, _ in self._first.values()), default=None)
         line: dict[str, Any] = {
             "request": request_id,
@@ -115,8 +115,8 @@ class GenerationRun:
             "prompts": len(self.generation_request.prompts),
             "sequences": len(self.generation_request.choices),
             "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": cached,
-            "host_cached_tokens": from_host,
+            "cached_tokens": cached.total,
+            "host_cached_tokens": cached.from_host,
             "output_tokens": usage.completion_tokens,
             "ttft_ms": _ms(None if first is None else first - self.start_time),
             "stall_ms": _ms(self._stall),
@@ -131,7 +131,7 @@ class GenerationRun:
                     "gen_ai.response.finish_reasons": ",".join(line["finish"]),
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "fairlead.cached_tokens": cached,
+                    "fairlead.cached_tokens": cached.total,
                     "fairlead.preemptions": sum(timing.preemptions for timing in timings),
                 }
             )
