@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
@@ -46,6 +46,7 @@ class WorkerConfig(BaseSettings):
     # Model
     model: Annotated[
         str,
+        AfterValidator(to_model_uri),
         flag(
             "Model",
             "model to serve: a folder, ORG/NAME on the hub, hf://…, s3:// or gs://bucket/folder, oci://image[#folder] or file:///path",
@@ -246,11 +247,6 @@ class WorkerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources, first the strongest: flags, `FAIRLEAD_*`, LeaderWorkerSet. An empty variable counts as unset."""
         return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True), GroupEnvironment(settings_cls)
-
-    @field_validator("model")
-    @classmethod
-    def _check_model(cls, value: str) -> str:
-        return to_model_uri(value)
 
     @field_validator("generation_config")
     @classmethod

@@ -13,7 +13,7 @@ from fairlead_common.protocols.paths import POOLING
 from fairlead_worker.api.answers.pooling import Embedding, EmbeddingList, PooledData, PooledList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
@@ -32,7 +32,7 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
         inputs: list[tuple[str, TextOrTokens]] = [("messages", await _encode_messages(worker, context, request, len(body)))]
     else:
         inputs = [("input", prompt_tokens)] if prompt_tokens is not None else list_texts("input", request.input, ", or messages")
-    result = await compute_embeddings(worker, context, request, inputs)
+    result = await compute(worker, context, request, inputs, get_pooling(worker).kind)
 
     def document() -> bytes:
         vectors = [_encode_vector(truncate_vector(vector, dimensions), request.encoding_format) for vector in result.vectors]

@@ -75,13 +75,6 @@ def get_pooling(worker: Worker) -> Pooling:
     return pooling
 
 
-async def compute_embeddings(
-    worker: Worker, context: RequestContext, request: InferenceRequest, texts: Sequence[tuple[str, TextOrTokens]]
-) -> PooledTexts:
-    """Return the vectors of `texts`, as `compute` does."""
-    return await compute(worker, context, request, texts, get_pooling(worker).kind)
-
-
 async def compute(
     worker: Worker,
     context: RequestContext,

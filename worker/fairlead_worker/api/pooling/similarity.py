@@ -10,7 +10,7 @@ from fairlead_worker.api.answers.pooling import RankedDocument, RankedText, Rank
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.pooling.classify import compute_scores
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, Pair, PooledTexts, compute_embeddings
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, Pair, PooledTexts, compute, get_pooling
 from fairlead_worker.api.pooling.schema import RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
@@ -60,7 +60,7 @@ async def _compare(
     if classifier is None:
         if request.use_activation is False:
             raise invalid("use_activation: only for models with a head; a cosine has no activation", param="use_activation")
-        result = await compute_embeddings(worker, context, request, [*first, *second])
+        result = await compute(worker, context, request, [*first, *second], get_pooling(worker).kind)
         return result, await _compute_cosines(result.vectors[: len(first)], result.vectors[len(first) :])
     if len(classifier.labels) > 1:
         message = f"this model has {len(classifier.labels)} labels, and a score needs a model with one: use /classify"
