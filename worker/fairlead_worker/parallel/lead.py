@@ -1,6 +1,6 @@
 """Rank 0's side of shared work: passes, copies and adapter changes are sent to the other ranks before rank 0 starts them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class LedHost:
     def copy(self, saves: Copies, loads: Copies) -> None:
         """Copy on every rank."""
         if saves or loads:
-            self._ranks.send(CopyPages(_pairs(saves), _pairs(loads)))
+            self._ranks.send(CopyPages(list(saves), list(loads)))
         self._inner.copy(saves, loads)
 
 
@@ -150,7 +150,3 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def _tensor(data: bytes, kind: type[np.generic] = np.int64) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(data), kind))
-
-
-def _pairs(copies: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(page, slot) for page, slot in copies]

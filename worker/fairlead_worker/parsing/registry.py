@@ -43,10 +43,10 @@ def tool_call_plugins() -> dict[str, ToolCallParser]:
     for plugin in load_plugins(TOOL_CALL_GROUP, (*RESERVED, *CALLS)):
         value = plugin.value
         if not isinstance(value, ToolCallParser):
-            raise refuse(TOOL_CALL_GROUP, plugin, f"it is a {type(value).__name__}, and must be a {__name__}.ToolCallParser")
+            raise refuse(plugin.entry, f"it is a {type(value).__name__}, and must be a {__name__}.ToolCallParser")
         if not isinstance(value.format, Format):
-            raise refuse(TOOL_CALL_GROUP, plugin, "its format must have `markers`, `at_start` and `stage`, like a JsonFormat")
-        _check_signs(TOOL_CALL_GROUP, plugin, value.signs)
+            raise refuse(plugin.entry, "its format must have `markers`, `at_start` and `stage`, like a JsonFormat")
+        _check_signs(plugin, value.signs)
         found[plugin.name] = value
     return found
 
@@ -59,8 +59,8 @@ def reasoning_plugins() -> dict[str, ReasoningParser]:
         value = plugin.value
         if not isinstance(value, ReasoningParser) or not isinstance(value.format, ReasoningFormat):
             problem = f"it is a {type(value).__name__}, and must be a {__name__}.ReasoningParser with a ReasoningFormat"
-            raise refuse(REASONING_GROUP, plugin, problem)
-        _check_signs(REASONING_GROUP, plugin, value.signs)
+            raise refuse(plugin.entry, problem)
+        _check_signs(plugin, value.signs)
         found[plugin.name] = value
     return found
 
@@ -77,7 +77,7 @@ def find_reasoning_format(name: str) -> ReasoningFormat | None:
     return plugin.format if plugin else REASONING_FORMATS.get(name)
 
 
-def _check_signs(group: str, plugin: Plugin, signs: object) -> None:
+def _check_signs(plugin: Plugin, signs: object) -> None:
     """Raise PluginError unless `signs` are strings in a tuple. A single string would be read as its letters, and match any template."""
     if not isinstance(signs, tuple) or not all(isinstance(sign, str) and sign for sign in signs):
-        raise refuse(group, plugin, f"signs is {signs!r}: it must be a tuple of strings, as in ('<call>',)")
+        raise refuse(plugin.entry, f"signs is {signs!r}: it must be a tuple of strings, as in ('<call>',)")
