@@ -90,7 +90,7 @@ def run_plain(
         except Exception as error:
             return handler.report_failure(error)
         outputs.full[:0] = outputs_before
-        end.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        end.send(timer.report(plan, result, outputs, scheduler.cache.drain_events(), handler.load()))
 
 
 class MessageHandler:

@@ -56,7 +56,7 @@ def run_overlapped(
     def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         outputs.full[:0] = pending
         pending.clear()
-        end.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        end.send(timer.report(plan, result, outputs, scheduler.cache.drain_events(), handler.load()))
 
     overlap = Overlap(OverlapScheduler(scheduler), runner, timer, report)
     handler = MessageHandler(scheduler, end, timer, adapters, compiler, overlap.reconcile)

@@ -15,7 +15,7 @@ from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapt
 from fairlead_worker.kernels.base import GroupPages, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, FetchFiles, ReadLogits, RemoveAdapter, Run
+from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.sharding.group import Group
 
@@ -92,8 +92,8 @@ class LedAdapters:
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
         """Apply a change. None: other nodes are downloading the files, and the answer follows when they are done."""
         match message:
-            case FetchAdapter(number=number, name=name, uri=uri):
-                self._ranks.fetch(FetchFiles(number, name, uri))
+            case FetchAdapter():
+                self._ranks.fetch(message)
                 return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))

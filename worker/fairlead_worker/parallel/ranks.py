@@ -17,8 +17,8 @@ import msgspec
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import EngineEnd
-from fairlead_worker.ipc.messages import Failed
-from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
+from fairlead_worker.ipc.messages import Failed, FetchAdapter
+from fairlead_worker.parallel.messages import AdapterFetched, End, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import REASON_SECONDS, Processes
 
@@ -74,7 +74,7 @@ class Ranks:
         """Send the folder of an adapter's files to the ranks of this node."""
         self._processes.send(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
 
-    def fetch(self, wanted: FetchFiles) -> None:
+    def fetch(self, wanted: FetchAdapter) -> None:
         """Let the other nodes download an adapter's files. The result is sent separately."""
         assert self._nodes is not None, "only a model over several nodes fetches"
         self._nodes.fetch(wanted)

@@ -43,10 +43,6 @@ class History:
         """`cached_tokens` of the answer."""
         return self.first_cached or 0
 
-    def record_preemption(self, computed: int) -> None:
-        self.preemptions += 1
-        self.lost, self.cached = computed, 0
-
 
 @dataclass(slots=True, eq=False)
 class Request:

@@ -162,7 +162,9 @@ class Choice:
             delta.token_texts[-1] += text
         if not self._append_text(delta, text, token=False):
             self._append(delta, self._scanner.flush(), token=False)
-            self._set_finish_reason(delta, output)
+            self.finish_reason, delta.is_last = output.finish, True
+            if output.stop_token not in self._eos:
+                self.stop_reason = output.stop_token
             self._finish_parser(delta, output.finish)
         return delta
 
@@ -188,8 +190,3 @@ class Choice:
         if self._parser is not None and delta.parsed_events is not None:
             events, self._parsed_reason = self._parser.finish(reason)
             delta.parsed_events += events
-
-    def _set_finish_reason(self, delta: OutputDelta, output: Output) -> None:
-        self.finish_reason, delta.is_last = output.finish, True
-        if output.stop_token not in self._eos:
-            self.stop_reason = output.stop_token

@@ -39,28 +39,23 @@ class Metrics:
             "fairlead_request_success", "Finished sequences by reason.", (*labels, "finished_reason"), registry=self.registry
         )
         self._finished = {reason: finished.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")}
-        histogram = {
-            name: Histogram(f"fairlead_{name}", text, labels, buckets=buckets, registry=self.registry).labels(model_name)
-            for name, text, buckets in (
-                ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
-                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission.", LATENCY),
-                ("request_prefill_time_seconds", "From a sequence's admission to its first token.", LATENCY),
-                ("request_decode_time_seconds", "From a sequence's first token to its last.", LATENCY),
-                ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
+        self.time_to_first_token, self.queue_time, self.prefill_time, self.decode_time, self.e2e_latency = (
+            Histogram(f"fairlead_{name}", text, labels, buckets=LATENCY, registry=self.registry).labels(model_name)
+            for name, text in (
+                ("time_to_first_token_seconds", "From the request's arrival to its first token."),
+                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission."),
+                ("request_prefill_time_seconds", "From a sequence's admission to its first token."),
+                ("request_decode_time_seconds", "From a sequence's first token to its last."),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end."),
             )
-        }
+        )
         sizes = {
             name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES, self.registry)
             for name in ("prompt", "generation")
         }
         self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
-        self.time_to_first_token = histogram["time_to_first_token_seconds"]
         gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS, self.registry)
         self.inter_token_latency = gaps.labels(model_name=model_name)
-        self.e2e_latency = histogram["e2e_request_latency_seconds"]
-        self.queue_time = histogram["request_queue_time_seconds"]
-        self.prefill_time = histogram["request_prefill_time_seconds"]
-        self.decode_time = histogram["request_decode_time_seconds"]
         steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS, self.registry)
         self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
         stall = Counter(
