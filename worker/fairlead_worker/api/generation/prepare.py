@@ -142,21 +142,8 @@ def prepare(
             seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
             submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, sampling_request.grammar))
-            choices.append(
-                Choice(
-                    worker.encoder,
-                    prompt,
-                    stop_strings=sampling_request.stop_strings,
-                    min_tokens=base.min_tokens,
-                    eos=worker.ready.eos_token_ids,
-                    logprobs=sampling_request.logprobs,
-                    prompt_only=sampling_request.prompt_only,
-                    parser=parsers(),
-                    visible_special_tokens=worker.output_parsers.visible_special_tokens,
-                    include_special_tokens=sampling_request.output_options.include_special_tokens,
-                    include_stop_str=sampling_request.output_options.include_stop_str,
-                )
-            )
+            visible = worker.output_parsers.visible_special_tokens
+            choices.append(Choice(worker.encoder, prompt, sampling_request, worker.ready.eos_token_ids, parsers(), visible))
     _check_logprobs(submits)
     return GenerationRequest(
         prompts,
