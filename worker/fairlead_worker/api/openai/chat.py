@@ -151,8 +151,9 @@ async def check_chat(
     elif request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     else:  # refused before tokenizing if the prompt certainly has more than `most` tokens
-        options = build_encode_kwargs(request)
-        prompt = await worker.encode(lambda: worker.encoder.encode_chat(**options, scope=origin.salt, max_tokens=most), size, context.cpu)
+        prompt = await worker.encode(
+            lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
+        )
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
