@@ -211,7 +211,7 @@ class StreamEvent(Answer, kw_only=True):
     """An event of a response's stream."""
 
     sequence_number: int = 0
-    """Counts the events of the stream from 0."""
+    """Counts events from 0."""
 
 
 class ResponseStateEvent(StreamEvent):
