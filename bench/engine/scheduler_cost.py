@@ -65,7 +65,7 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float
         end = process_time()
         if plan.decodes >= 0.95 * running:
             times.append((planned - start, end - back))
-        scheduler.drain_events()
+        scheduler.cache.drain_events()
     table = {}
     for name, of in (("plan", lambda t: t[0]), ("advance", lambda t: t[1]), ("plan+advance", sum)):
         values = sorted(1e6 * of(each) for each in times)
@@ -102,7 +102,7 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
         if plan.decodes >= 0.95 * running:
             times.append((planned, process_time() - start, reconciled))
         out = plan, crowd.result(len(awaited))
-        crowd.scheduler.drain_events()
+        crowd.scheduler.cache.drain_events()
     parts = {name: median(1e6 * each[place] for each in times) for place, name in enumerate(("plan", "advance_unread", "reconcile"))}
     return parts | {"all": median(1e6 * sum(each) for each in times)}
 

@@ -105,21 +105,8 @@ def check_encoder_flags(config: WorkerConfig) -> None:
 
 def encoder_steps(config: WorkerConfig, max_model_len: int) -> "SchedulerConfig":
     """Return the scheduler's configuration for an encoder: about a second of whole texts a step, of any prefix, and nothing cached."""
-    from fairlead_worker.scheduler.config import SchedulerConfig
-
-    return SchedulerConfig(
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_chunks=IDLE_PREFILL_CHUNKS,
-        max_prefill_tokens=config.max_prefill_tokens,
-        prefill_max_requests=config.prefill_max_requests,
-        policy=config.scheduling_policy,
-        generates=False,
-        keeps_kv=False,
-        dedupe_tokens=0,
-        promise_limit=0,
-    )
+    steps = step_config(config, "", max_model_len, generates=False)
+    return replace(steps, itl_target_ms=0, speculative_method="none", keeps_kv=False, dedupe_tokens=0, promise_limit=0)
 
 
 def build_adapters(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":

@@ -5,15 +5,12 @@ that the parent has ended, and ends this process. Exit status: 0 after `Stop`, 1
 """
 
 import gc
-import io
 import logging
 import os
-import shutil
-import signal
 import sys
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,17 +33,19 @@ from fairlead_worker.build import (
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.api_files import read_file
 from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready, StepModes
-from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
+from fairlead_worker.ipc.transport import ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
+from fairlead_worker.platform.processes import end_with_parent, open_parent_pipe
 
 if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
-    from fairlead_worker.engine.loop import Adapters
+    from fairlead_worker.engine.loop import Adapters, EngineEnd
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.execution.encoder_runner import EncoderRunner
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.sampling.grammars import Grammars
     from fairlead_worker.scheduler.scheduler import Scheduler
+    from fairlead_worker.weights.cache import ModelCache
     from fairlead_worker.weights.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -67,15 +66,11 @@ class Start(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Run the engine and return the process's exit status."""
-    # The API process decides when the engine ends. A terminal's Ctrl-C and a container's SIGTERM to all processes are ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: a thread in a buffered read holds the buffer's lock, and the interpreter aborts at exit if the lock is held.
-    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
+    parent_pipe = open_parent_pipe()
     start = msgspec.json.decode(parent_pipe.readline(), type=Start)
     config = WorkerConfig.model_validate(start.config)
     configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s engine %(name)s: %(message)s", "engine")
-    threading.Thread(target=_exit_with_parent, args=(parent_pipe, start.address), name="parent watch", daemon=True).start()
+    end_with_parent(parent_pipe, start.address)
     end = ZmqEngineEnd(start.address)
     try:
         return run(config, end, start.address)
@@ -83,7 +78,7 @@ def main() -> int:
         end.close()
 
 
-def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
+def run(config: WorkerConfig, end: "EngineEnd", folder: str | None = None) -> int:
     """Build the engine and serve until `Stop` (returns 0) or a failure (returns 1).
 
     `folder`: for sockets; None: the system's temporary folder.
@@ -102,7 +97,7 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
     return status
 
 
-def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
+def _build_and_serve(config: WorkerConfig, end: "EngineEnd", ranks: Ranks | None) -> int:
     try:
         with nullcontext() if ranks is None else ranks.collective():
             scheduler, runner, ready, adapters = build(config, end, ranks)
@@ -130,14 +125,14 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     end.send(ready)
     try:
         if ready.modes.overlap == "on" and isinstance(runner, ModelRunner):
-            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
-        return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
+            return run_overlapped(scheduler, OverlappedRunner(runner), end, timer, adapters, runner.grammars)
+        return run_plain(scheduler, runner, end, timer, adapters, runner.grammars)
     finally:
         timer.close()
 
 
 def build(
-    config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None
+    config: WorkerConfig, end: "EngineEnd", ranks: Ranks | None = None
 ) -> "tuple[Scheduler, ModelRunner | EncoderRunner, Ready, Adapters | None]":
     """Build scheduler, runner and adapters from the configuration, and report progress. The first phase, importing torch, takes seconds."""
     end.send(Loading(phase="imports", percent=0))
@@ -153,7 +148,7 @@ def build(
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.encoder import is_encoder
     from fairlead_worker.model.generation_config import find_defaults
-    from fairlead_worker.parallel.lead import LedAdapters, Located, lead
+    from fairlead_worker.parallel.lead import LedAdapters, lead
     from fairlead_worker.platform.isa import cpu_level
     from fairlead_worker.scheduler.limits import limit_steps
     from fairlead_worker.scheduler.scheduler import Scheduler
@@ -171,7 +166,7 @@ def build(
     else:
         check_devices(config)
         group = ranks.join()
-        loaded = load(config, _progress_reporter(end), cache, group, Located(ranks))
+        loaded = load(config, _progress_reporter(end), cache, group, partial(_locate_for_all, ranks))
         ranks.loaded()
         if config.nnodes > 1:
             group.check_same(config.model, loaded.digest)
@@ -248,7 +243,7 @@ def build(
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
 
 
-def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple[Scheduler, EncoderRunner, Ready]":
+def _build_encoder(config: WorkerConfig, end: "EngineEnd", folder: Path) -> "tuple[Scheduler, EncoderRunner, Ready]":
     """Build scheduler and runner of an encoder. It has no KV: the pages are only counted, and suffice for every step."""
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
@@ -285,7 +280,16 @@ def _build_encoder(config: WorkerConfig, end: EngineEnd, folder: Path) -> "tuple
     return scheduler, runner, ready
 
 
-def _progress_reporter(end: EngineEnd, detail: str = "") -> "Progress":
+def _locate_for_all(ranks: Ranks, uri: str, progress: "Progress", cache: "ModelCache | None") -> Path:
+    """Return the folder of the model's files, downloaded once for all ranks of this node. Raises ModelLoadError."""
+    from fairlead_worker.weights.uri import resolve
+
+    folder = resolve(uri, progress, cache)
+    ranks.load(folder)
+    return folder
+
+
+def _progress_reporter(end: "EngineEnd", detail: str = "") -> "Progress":
     def report(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
         end.send(Loading(phase=phase, percent=percent, detail=f"{note} {detail}".strip(), done=done, total=total))
 
@@ -308,7 +312,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
 
 
 def _build_grammars(
-    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], waits: bool, end: EngineEnd
+    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], waits: bool, end: "EngineEnd"
 ) -> "Grammars | None":
     """Return the grammars of structured output, or None if it is turned off or does not support the tokenizer."""
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
@@ -358,13 +362,6 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
     except PromptError as error:
         raise ModelLoadError(config.model, error.reason) from error
     return format
-
-
-def _exit_with_parent(parent_pipe: io.RawIOBase, directory: str) -> None:
-    while parent_pipe.read(4096):
-        pass
-    shutil.rmtree(directory, ignore_errors=True)  # a killed parent could not remove it
-    os._exit(1)
 
 
 if __name__ == "__main__":

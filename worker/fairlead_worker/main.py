@@ -84,13 +84,10 @@ def _listen(host: str, port: int) -> socket.socket:
     if host == "0.0.0.0" and socket.has_dualstack_ipv6():
         # All addresses: in an IPv6 cluster a pod has no IPv4 address. It also works if only the kernel has IPv6 and no interface does.
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    # Listen before the remaining imports, so that probes during these wait for a response instead of being refused.
-    listener.listen(BACKLOG)
-    return listener
+    # It listens before the remaining imports, so that probes during these wait for a response instead of being refused.
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6())
 
 
 def _fail(config: WorkerConfig, reason: str) -> int:

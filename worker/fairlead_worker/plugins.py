@@ -18,11 +18,18 @@ class PluginError(ValueError):
 class Plugin:
     """An object that another package registers."""
 
-    name: str
-    """Name of the entry point."""
-    package: str
-    """Name and version of the package."""
+    entry: EntryPoint
     value: Any
+
+    @property
+    def name(self) -> str:
+        """Return the name of the entry point."""
+        return self.entry.name
+
+    @property
+    def package(self) -> str:
+        """Return name and version of the package."""
+        return _package(self.entry)
 
 
 def load_plugins(group: str, reserved: Iterable[str] = ()) -> tuple[Plugin, ...]:
@@ -35,9 +42,9 @@ def load_plugins(group: str, reserved: Iterable[str] = ()) -> tuple[Plugin, ...]
     taken = frozenset(reserved)
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, _package(entry))):
         if entry.name in taken:
-            raise _error(entry, "Fairlead has a parser with this name: give the entry point another name")
+            raise refuse(entry, "Fairlead has a parser with this name: give the entry point another name")
         if (other := found.get(entry.name)) is not None:
-            raise _error(entry, f"package {_package(other)} has the same name: uninstall one of the two")
+            raise refuse(entry, f"package {_package(other)} has the same name: uninstall one of the two")
         found[entry.name] = entry
     return tuple(_load(entry) for entry in found.values())
 
@@ -46,29 +53,21 @@ def find_plugin(group: str, name: str) -> Plugin | None:
     """Import and return the plug-in of this name; None if no package registers one. Raises PluginError."""
     entries = tuple(entry_points(group=group, name=name))
     if len(entries) > 1:
-        raise _error(entries[1], f"package {_package(entries[0])} has the same name: uninstall one of the two")
+        raise refuse(entries[1], f"package {_package(entries[0])} has the same name: uninstall one of the two")
     return _load(entries[0]) if entries else None
 
 
-def refuse(group: str, plugin: Plugin, problem: str) -> PluginError:
-    """Return the error for a plug-in whose value is not what its group expects."""
-    return PluginError(_message(plugin.package, group, plugin.name, problem))
+def refuse(entry: EntryPoint, problem: str) -> PluginError:
+    """Return the error for a plug-in that cannot be used."""
+    return PluginError(f"plug-in of package {_package(entry)} (entry point {entry.name!r} in {entry.group}): {problem}")
 
 
 def _load(entry: EntryPoint) -> Plugin:
     try:
-        return Plugin(entry.name, _package(entry), entry.load())
+        return Plugin(entry, entry.load())
     except Exception as error:  # the package's own code runs here
         problem = f"{entry.value} cannot be imported: {type(error).__name__}: {error}"
-        raise _error(entry, f"{problem}. Reinstall or uninstall the package") from error
-
-
-def _error(entry: EntryPoint, problem: str) -> PluginError:
-    return PluginError(_message(_package(entry), entry.group, entry.name, problem))
-
-
-def _message(package: str, group: str, name: str, problem: str) -> str:
-    return f"plug-in of package {package} (entry point {name!r} in {group}): {problem}"
+        raise refuse(entry, f"{problem}. Reinstall or uninstall the package") from error
 
 
 def _package(entry: EntryPoint) -> str:

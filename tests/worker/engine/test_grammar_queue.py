@@ -8,7 +8,8 @@ from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.engine.grammar_queue import GrammarQueue
-from fairlead_worker.engine.loop import receive, run_plain
+from fairlead_worker.engine.loop import MessageHandler, run_plain
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
 from fairlead_worker.scheduler.scheduler import Scheduler
 
@@ -37,9 +38,9 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
         return None
 
     compiler = Compiler()
-    scheduler, gate = cast(Scheduler, SimpleNamespace(submit=take)), GrammarQueue(take, compiler)
-    for message in (submit("a", "slow"), submit("b"), submit("c", "quick"), submit("d", "slow")):
-        assert receive(scheduler, gate, message) is None
+    handler = MessageHandler(cast(Scheduler, SimpleNamespace(submit=take)), Pipe(), RequestTimer(), compiler=compiler)
+    gate = handler._grammar_queue
+    assert handler.serve([submit("a", "slow"), submit("b"), submit("c", "quick"), submit("d", "slow")]) == []
     assert through == ["b"]
     compiler.asked["quick"].set_result("")
     assert gate.submit_ready() == []
@@ -83,7 +84,7 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
             return super().receive(timeout)
 
     pipe, machine = Slow([submit("a", "slow")], [], []), EngineModel(64, 4)
-    assert run_plain(machine.scheduler, FakeRunner(machine), pipe, pipe, compiler=compiler) == 0
+    assert run_plain(machine.scheduler, FakeRunner(machine), pipe, compiler=compiler) == 0
     assert pipe.timeouts[0] == 1.0
     assert 0 < max(pipe.timeouts[1:3]) < 0.1
     assert pipe.outputs()[-1] == ("a", 1, "length")

@@ -83,12 +83,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def plain(pipe: Pipe, fails_at: int = -1) -> int:
         machine = EngineModel(64, 4)
-        return run_plain(machine.scheduler, FakeRunner(machine, fails_at), pipe, pipe)
+        return run_plain(machine.scheduler, FakeRunner(machine, fails_at), pipe)
 
     def overlapped(pipe: Pipe, fails_at: int = -1) -> int:
         machine = Failing(64, 4)
         machine.fails_at = fails_at
-        return run_overlapped(machine.scheduler, machine, pipe, pipe)
+        return run_overlapped(machine.scheduler, machine, pipe)
 
     return plain if request.param == "plain" else overlapped
 
@@ -159,7 +159,7 @@ def test_adapters_change_when_no_step_is_in_flight() -> None:
             return AdapterChanged(message.number)
 
     pipe = Pipe([ask("a", max_tokens=9)], [], [], [UnloadAdapter(1)])
-    assert run_overlapped(machine.scheduler, machine, pipe, pipe, adapters=Weights()) == 0
+    assert run_overlapped(machine.scheduler, machine, pipe, adapters=Weights()) == 0
     assert out == [False] and machine.launched
     assert any(isinstance(message, AdapterChanged) for message in pipe.sent)
 
@@ -177,5 +177,5 @@ def test_a_failed_change_of_adapters_ends_the_engine_with_its_reason(loop: Calla
 
     machine = OverlappedModel(64, 4)
     pipe = Pipe([LoadAdapter(1, "a", "file:///a", "/a")])
-    assert loop(machine.scheduler, machine, pipe, pipe, adapters=Parted()) == 1
+    assert loop(machine.scheduler, machine, pipe, adapters=Parted()) == 1
     assert isinstance(pipe.sent[-1], Failed) and "out of cheese" in pipe.sent[-1].reason

@@ -46,11 +46,9 @@ class SlowRunner(FakeRunner):
 def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = None, pages: int = 64, **config: object) -> list[Step]:
     clock, machine = clock or Clock(), EngineModel(pages, 4, **config)  # type: ignore[arg-type]  # the scheduler's settings
     watch = RequestTimer(trace, clock)
-    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
+    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, watch) == 0
     watch.close()
-    assert not watch._times and not watch._waiting and not watch._awaiting_first_token and not watch._chunks, (
-        "nothing is kept of requests that are over"
-    )
+    assert not watch._times and not watch._traced, "nothing is kept of requests that are over"
     return [step for step in pipe.sent if isinstance(step, Step)]
 
 
@@ -111,7 +109,7 @@ class LateRunner(FakeRunner):
 
 def test_a_first_token_that_was_late_has_its_times_and_what_was_cached() -> None:
     pipe, machine = Pipe([ask("a")], [], [], [], [], [ask("b")]), EngineModel(64, 4)
-    assert run_plain(machine.scheduler, LateRunner(machine), pipe, pipe) == 0
+    assert run_plain(machine.scheduler, LateRunner(machine), pipe) == 0
     steps = [step for step in pipe.sent if isinstance(step, Step)]
     for name, cached in (("a", 0), ("b", 16)):
         first, second, last = outputs(steps, name)
@@ -126,7 +124,7 @@ def test_preemptions_are_reported_with_the_next_token(ahead: bool) -> None:
     settings = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     pipe, machine = Pipe([a, msgspec.structs.replace(b, root=2)]), (OverlappedModel if ahead else EngineModel)(8, 4, **settings)
     run_loop = run_overlapped if ahead else run_plain
-    assert run_loop(machine.scheduler, machine if ahead else FakeRunner(machine), pipe, pipe) == 0  # type: ignore[operator]
+    assert run_loop(machine.scheduler, machine if ahead else FakeRunner(machine), pipe) == 0  # type: ignore[operator]
     steps = [step for step in pipe.sent if isinstance(step, Step)]
     assert [output.timing.preemptions for output in outputs(steps, "a") if output.timing is not None] == [0]
     told = {place: output.timing.preemptions for place, output in enumerate(outputs(steps, "b")) if output.timing is not None}
@@ -179,7 +177,7 @@ def test_a_trace_of_decodes_that_speculate_is_read_as_such(right: bool, tmp_path
     machine.guess = lambda token: token if right and token % 3 else VOCABULARY
     trace = ScheduleTrace(tmp_path / "trace", {}, clock)
     pipe = Pipe([ask("a", tokens=9, max_tokens=20)], [ask("b", tokens=5, max_tokens=20)])
-    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, RequestTimer(trace, clock)) == 0
+    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, RequestTimer(trace, clock)) == 0
     trace.close()
     told = [step for step in pipe.sent if isinstance(step, Step) and step.seconds]
     drawn = read(tmp_path / "trace").steps

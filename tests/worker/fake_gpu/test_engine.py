@@ -67,9 +67,9 @@ def run_engine(runner: ModelRunner, samplings: Sequence[Sampling], overlapped: b
     cache = PrefixCache(PagePool(PAGES, PAGE), 2 * PAGE, extend)
     scheduler = Scheduler(SchedulerConfig(512, chunked_prefill_size=32), cache)
     if overlapped:
-        assert run_overlapped(scheduler, OverlappedRunner(runner), client, client) == 0
+        assert run_overlapped(scheduler, OverlappedRunner(runner), client) == 0
     else:
-        assert run_plain(scheduler, runner, client, client) == 0
+        assert run_plain(scheduler, runner, client) == 0
 
 
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])

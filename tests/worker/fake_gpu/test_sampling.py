@@ -14,7 +14,6 @@ from tests.worker.fake_gpu.waits import TORCH_FILTERS, unexpected
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.device_filters import DeviceFilters, make_device_filters
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import choose
 
 ROWS, VOCABULARY = 64, 128_256
@@ -34,7 +33,7 @@ def record(gpu: FakeGpu, samplings: list[Sampling], filters: DeviceFilters | Non
     requests = [make_request(str(number), range(5), sampling, number) for number, sampling in enumerate(samplings)]
     logits = torch.empty(len(requests), VOCABULARY, dtype=torch.bfloat16, device=CUDA)
     gpu.record = Record()
-    choose(logits, requests, Histories(), filters=filters)
+    choose(logits, requests, filters=filters)
     made, gpu.record = gpu.record, Record()
     return made
 

@@ -56,11 +56,11 @@ from fairlead_worker.ipc.transport import ZmqEngineEnd
 
 end = ZmqEngineEnd(sys.argv[1])
 end.send(Loading(phase="first", percent=0))
-(submit,) = end.receive(None)
+(submit,) = end.receive(30.0)
 assert isinstance(submit, Submit) and len(submit.tokens) == 48 << 20
 end.send(Step(events=(CacheEvent("stored", submit.tokens),)))
 end.send(Step())
-(last,) = end.receive(None)
+(last,) = end.receive(30.0)
 end.send(Step(events=(CacheEvent("stored", bytes(512 << 20)),)))
 print("sending", flush=True)
 sys.stdin.read()

@@ -200,7 +200,7 @@ def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable
     config = SchedulerConfig(runner.loaded.max_model_len)
     scheduler = Scheduler(config, PrefixCache(PagePool(backend.pages, PAGE), 2 * PAGE, extend))
     service = Service(world.folders)
-    assert run_overlapped(scheduler, OverlappedRunner(runner, lane()), service, service, adapters=world.adapters) == 0
+    assert run_overlapped(scheduler, OverlappedRunner(runner, lane()), service, adapters=world.adapters) == 0
     assert [change.error for change in service.changed] == [""] * 4
     assert {1, 2} < {number for mixture in mixtures for number in mixture} == {0, 1, 2, 3}
     assert any({2, 3} <= set(mixture) for mixture in mixtures), "beside each other"

@@ -8,8 +8,7 @@ from tests.models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.lora.files import Pair
-from fairlead_worker.lora.parts import part_of
+from fairlead_worker.lora.files import Pair, part_of
 from fairlead_worker.model.catalog import SERVED
 from fairlead_worker.model.families.registry import model_class
 from fairlead_worker.sharding.shards import Cut, Shards, Unshardable

@@ -10,8 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
 from fairlead_worker.api.output.parsers import OutputParsers
 from fairlead_worker.api.output.tool_choice import Function, ToolUse
+from fairlead_worker.api.schema import ChatRequest
 from fairlead_worker.ipc.messages import Output
 from fairlead_worker.parsing.events import gather
 from fairlead_worker.parsing.families import ModelParsers, ParserOptions, select_parsers
@@ -102,12 +104,10 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
         choice = Choice(
             encoder,
             encoder.encode_text("prompt"),
-            stop_strings=(),
-            min_tokens=0,
-            eos=(1,),
-            logprobs=False,
-            parser=model_parsers.create_parser(ParserOptions(Tools(SCHEMAS)), sample.tail),
-            visible_special_tokens=encoder.find_special_tokens(model_parsers.collect_markers()),
+            build_sampling_request(ChatRequest(), {}, RequestOrigin()),
+            (1,),
+            model_parsers.create_parser(ParserOptions(Tools(SCHEMAS)), sample.tail),
+            encoder.find_special_tokens(model_parsers.collect_markers()),
         )
         given, at, whole = [*tokens, other], 0, OutputDelta()
         while at < len(given):

@@ -8,7 +8,6 @@ from tests.worker.execution.waits import NoWaiting
 
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.masks import Masks, unpack
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import choose, gather_logprobs
 
 VOCABULARY = 75  # of which two words hold 64: what is behind them is forbidden
@@ -52,15 +51,15 @@ def test_on_a_device_nothing_waits_until_somebody_asks(monkeypatch: pytest.Monke
     words[1] = 0
     logits = torch.randn(6, VOCABULARY)
     here, there = Masks([0, 2], words), Masks([0, 2], words)
-    expected = choose(logits, requests, Histories(), masks=here)
+    expected = choose(logits, requests, masks=here)
     drawn = [make_request("p", range(5), Sampling(max_tokens=9, top_p=0.9))]
     with NoWaiting():
-        tokens = choose(logits, requests, Histories(), masks=there)
+        tokens = choose(logits, requests, masks=there)
         asked = gather_logprobs(logits, tokens, requests)
         assert asked is not None
         told = asked.fetch()
         with pytest.raises(AssertionError, match="waits"):
-            choose(logits[:1], drawn, Histories())
+            choose(logits[:1], drawn)
         with pytest.raises(AssertionError, match="waits"):
             told()
     assert torch.equal(tokens, expected) and there.dead == here.dead == {2}

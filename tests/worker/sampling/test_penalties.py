@@ -4,14 +4,12 @@ import random
 from array import array
 from typing import Any
 
-import pytest
 import torch
 from tests.worker.execution.planner import make_request
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from fairlead_worker.ipc.messages import Sampling
-from fairlead_worker.sampling import penalties as adjust
-from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.penalties import adjust
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.token_arrays import token_array
 from fairlead_worker.scheduler.request import Request
@@ -57,11 +55,11 @@ def requests(seed: int = 0) -> list[Request]:
 
 def test_every_step_is_what_a_plain_computation_gives() -> None:
     torch.manual_seed(4)
-    chooser, histories, rows = random.Random(5), Histories(), requests()
+    chooser, rows = random.Random(5), requests()
     for step in range(50):
         logits = torch.randn(len(rows), VOCABULARY) * 4
         want = torch.stack([slowly(row, request) for row, request in zip(logits, rows, strict=True)])
-        torch.testing.assert_close(histories.adjust(logits, rows), want, rtol=0, atol=0, msg=f"step {step}")
+        torch.testing.assert_close(adjust(logits, rows), want, rtol=0, atol=0, msg=f"step {step}")
         for request in rows:
             request.tokens.extend(chooser.choices(range(VOCABULARY), k=chooser.choice((1, 1, 1, 3))))
         chooser.shuffle(rows)
@@ -73,33 +71,19 @@ def test_repetition_is_transformers_own() -> None:
     request = make_request("a", [5, 9, 9, 200], Sampling(max_tokens=9, repetition_penalty=1.3))
     request.tokens.extend([7, 5])
     want = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([list(request.tokens)]), logits.clone())
-    torch.testing.assert_close(Histories().adjust(logits, [request]), want)
+    torch.testing.assert_close(adjust(logits, [request]), want)
 
 
 def test_the_models_logits_stay_as_they_are() -> None:
     logits = torch.randn(len(SETTINGS), VOCABULARY)
     before = logits.clone()
-    Histories().adjust(logits, requests())
+    adjust(logits, requests())
     assert torch.equal(logits, before)
 
 
-def test_a_request_that_comes_back_or_shares_an_id_is_counted_anew() -> None:
-    histories = Histories()
-    gone, other = (make_request(name, [1, 2], Sampling(max_tokens=9, frequency_penalty=1.0)) for name in "ab")
-    logits = torch.zeros(1, 10)
-    histories.adjust(logits, [gone])
-    histories.adjust(logits, [other])
-    gone.tokens.extend([4, 4])
-    assert histories.adjust(logits, [gone])[0].tolist() == [0, 0, 0, 0, -2, 0, 0, 0, 0, 0]
-    again = make_request("a", [1, 2], gone.sampling)
-    assert not histories.adjust(logits, [again]).any()
-
-
-def test_a_step_looks_at_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    histories, request = Histories(), make_request("a", range(50), Sampling(max_tokens=9, presence_penalty=1.0))
-    histories.adjust(torch.zeros(1, 100), [request])
-    made = []
-    monkeypatch.setattr(adjust, "History", lambda request: made.append(request))
+def test_a_step_looks_at_new_tokens_only() -> None:
+    request = make_request("a", range(50), Sampling(max_tokens=9, presence_penalty=1.0))
+    adjust(torch.zeros(1, 100), [request])
     looked: list[int] = []
 
     class Watched(array):  # type: ignore[type-arg]  # array('I')
@@ -107,17 +91,16 @@ def test_a_step_looks_at_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> Non
             looked.append(len(range(*place.indices(len(self)))) if isinstance(place, slice) else 1)
             return super().__getitem__(place)  # type: ignore[index]  # as array takes it
 
-    history = histories._of["a"]
-    history.tokens = request.tokens = Watched("I", [*range(50), 7])
-    histories.adjust(torch.zeros(1, 100), [request])
-    assert (looked, made) == ([1], [])
+    request.sampler_state["history"].tokens = Watched("I", [*range(50), 7])
+    adjust(torch.zeros(1, 100), [request])
+    assert looked == [1]
 
 
 def test_tokens_do_not_depend_on_company() -> None:
     torch.manual_seed(7)
     logits = torch.randn(len(SETTINGS), VOCABULARY)
     rows = requests()
-    together, _ = sample(logits, rows, Histories())
+    together, _ = sample(logits, rows)
     alone = [sample(logits[i : i + 1], [row])[0][0] for i, row in enumerate(rows)]
     assert together == alone
 
@@ -135,7 +118,7 @@ def test_tokens_that_a_request_names_are_read_once() -> None:
     request = make_request("r", [1, 2], sampling)
     stops = token_array(request, "stops", iter((1, 2, 77)), 32)
     assert stops.tolist() == [1, 2] and token_array(request, "stops", iter(()), 32) is stops
-    first = Histories().adjust(torch.zeros(1, 32), [request])
-    kept = {name: id(arrays) for name, arrays in request.token_arrays.items()}
-    assert torch.equal(first, Histories().adjust(torch.zeros(1, 32), [request]))
-    assert {name: id(arrays) for name, arrays in request.token_arrays.items()} == kept and {"bias", "allowed"} <= kept.keys()
+    first = adjust(torch.zeros(1, 32), [request])
+    kept = {name: id(arrays) for name, arrays in request.sampler_state.items()}
+    assert torch.equal(first, adjust(torch.zeros(1, 32), [request]))
+    assert {name: id(arrays) for name, arrays in request.sampler_state.items()} == kept and {"bias", "allowed"} <= kept.keys()

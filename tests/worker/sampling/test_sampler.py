@@ -21,7 +21,7 @@ from fairlead_worker.sampling.blocks import largest
 from fairlead_worker.sampling.draw import _search, draw
 from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
 from fairlead_worker.sampling.noise import uniform
-from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.penalties import adjust
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.request import Request
 
@@ -237,7 +237,7 @@ def test_logit_bias_is_transformers_own() -> None:
     bias = ((3, 4.0), (7, -100.0), (11, 2.5))
     processor = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias])
     want = processor(torch.zeros(6, 1, dtype=torch.int64), logits.clone())
-    got = Histories().adjust(logits, requests([Sampling(max_tokens=1, logit_bias=bias)] * 6))
+    got = adjust(logits, requests([Sampling(max_tokens=1, logit_bias=bias)] * 6))
     torch.testing.assert_close(got, want)
 
 

@@ -12,7 +12,6 @@ from tests.worker.execution.planner import make_request
 from fairlead_worker.api.output.thinking_markers import ThinkingMarkers
 from fairlead_worker.ipc.messages import Sampling, ThinkingBudget
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 
 VOCABULARY = 8
@@ -26,9 +25,9 @@ def find(tokens: list[int], marker: tuple[int, ...]) -> int:
 
 def generate(sampling: Sampling, logits: torch.Tensor, prompt: tuple[int, ...] = (6,)) -> list[int]:
     """Return the output for logits [steps, vocabulary], one step after the other."""
-    request, histories = make_request("r", list(prompt), sampling), Histories()
+    request = make_request("r", list(prompt), sampling)
     for row in logits:
-        (token,), _ = sample(row[None], [request], histories)
+        (token,), _ = sample(row[None], [request])
         request.tokens.append(token)
     return request.tokens[len(prompt) :].tolist()
 

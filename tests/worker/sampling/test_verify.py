@@ -16,7 +16,7 @@ from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Sampling, ThinkingBudget, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.penalties import adjust
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import count_accepted, verify
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -148,13 +148,13 @@ def test_positions_of_a_penalized_request_count_the_draft_before_them() -> None:
     logits = torch.randn(4, 50)
     request = make_request("a", [1, 2, 3], Sampling(max_tokens=9, temperature=0, frequency_penalty=0.7, repetition_penalty=1.3))
     request.tokens.extend([4, 4])
-    draft, histories = [4, 9, 9], Histories()
-    together = histories.adjust(logits, [request] * 4, [draft[:place] for place in range(4)])
+    draft = [4, 9, 9]
+    together = adjust(logits, [request] * 4, [draft[:place] for place in range(4)])
     for place in range(4):
         later = make_request("b", [1, 2, 3], request.sampling)
         later.tokens.extend([4, 4, *draft[:place]])
-        assert torch.equal(together[place], Histories().adjust(logits[place : place + 1], [later])[0])
-    assert torch.equal(histories.adjust(logits[:1], [request])[0], together[0]), "a rejected draft leaves no trace"
+        assert torch.equal(together[place], adjust(logits[place : place + 1], [later])[0])
+    assert torch.equal(adjust(logits[:1], [request])[0], together[0]), "a rejected draft leaves no trace"
 
 
 def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
@@ -169,7 +169,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
             Row(make_request(str(seed), [1], Sampling(max_tokens=9, temperature=0.8, seed=seed)), 0, 3, [0], True, draft=draft)
             for seed in range(batch, batch + 1000)
         ]
-        tokens, _ = verify(logits.repeat(1000, 1), rows, Histories())
+        tokens, _ = verify(logits.repeat(1000, 1), rows)
         for row in tokens:
             for place, token in enumerate(row):
                 counts[place][token] += 1
@@ -185,7 +185,7 @@ def test_a_verified_token_is_the_plain_one_for_every_seed() -> None:
     logits, draft = torch.randn(3, 6), [2, 4]
     for seed in range(500):
         request = make_request("a", [1], Sampling(max_tokens=9, temperature=1.1, top_p=0.9, seed=seed))
-        (tokens,), _ = verify(logits, [Row(request, 0, 3, [0], True, draft=draft)], Histories())
+        (tokens,), _ = verify(logits, [Row(request, 0, 3, [0], True, draft=draft)])
         for place, token in enumerate(tokens):
             assert sample(logits[place : place + 1], [request])[0] == [token]
             request.tokens.append(token)

@@ -528,7 +528,7 @@ class EngineModel:
             assert node.cached and self.states[slot] == kv(root_value(step.chain, step in self.cache._adapter_roots.values()), text)[-1]
 
     def _check_blocks(self) -> None:
-        for event in self.scheduler.drain_events():
+        for event in self.scheduler.cache.drain_events():
             for block in array("Q", event.hashes):
                 if event.kind == "stored":
                     assert block not in self.held and (self.parents[block] in self.held or self.parents[block] not in self.parents)

@@ -88,7 +88,7 @@ def test_memory_is_flat(policy: str) -> None:
         machine.told.clear()
         machine.plans.clear()
         machine.parents.clear()
-        machine.scheduler.drain_events()
+        machine.scheduler.cache.drain_events()
         gc.collect()
         seen.append(len(gc.get_objects()))
     assert seen[2] <= seen[1] + 50, seen

@@ -31,4 +31,4 @@ def test_whole_texts_within_the_budget_and_longer_ones_alone() -> None:
         assert all(output.embedding == b"vector" and output.cached_tokens == 0 for output in outputs.full)
     assert finished == len(lengths) and all(sum(step) <= 64 or len(step) == 1 for step in steps), steps
     assert len(steps) < len(lengths), "short texts share a step"
-    assert not scheduler.drain_events() and scheduler.idle and scheduler.load().pages_free == 64
+    assert not scheduler.cache.drain_events() and scheduler.idle and scheduler.load().pages_free == 64

@@ -5,8 +5,6 @@ import random
 import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 
-from fairlead_worker.scheduler.config import SchedulerConfig
-
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(100, 1000), k=length)
@@ -93,9 +91,3 @@ def test_pages_that_a_decode_filled_are_cached_when_it_is_aborted() -> None:
     machine.abort(name)
     machine.check()
     assert machine.cache.pool.cached == 3 and machine.cache.pool.leased == 0
-
-
-@pytest.mark.parametrize("name", ["prefill_max_requests", "dedupe_tokens"])
-def test_negative_limits_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be 0"):
-        SchedulerConfig(max_model_len=64, **{name: -1})

@@ -6,7 +6,6 @@ from array import array
 import pytest
 from tests.worker.scheduler.engine_model import VOCABULARY, EngineModel
 
-from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.speculation import Drafting
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -158,11 +157,3 @@ def test_only_accepted_tokens_are_cached() -> None:
     machine.check_answers()
     assert machine.scheduler.load().cached_tokens == (len(PROMPT) + 50 - 1) // 4 * 4
     assert array("I", told.submit.tokens).tolist() == PROMPT
-
-
-def test_impossible_settings_are_refused() -> None:
-    for count in (0, 65):
-        with pytest.raises(ValueError, match=f"speculative_num_tokens must be 1 to 64, not {count}"):
-            SchedulerConfig(10, speculative_num_tokens=count)
-    with pytest.raises(ValueError, match=r"speculative_ngram_min .* not 4 and 2"):
-        SchedulerConfig(10, speculative_ngram_min=4, speculative_ngram_max=2)

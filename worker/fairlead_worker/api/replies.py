@@ -129,7 +129,7 @@ async def _send_document(
     else:
         data = msgspec.json.encode(writer.document())
     usage = generation_request.usage()
-    headers = {CACHED_HEADER: str(generation_request.count_shown_tokens()), USAGE_HEADER: _usage_header(usage)}
+    headers = {CACHED_HEADER: str(generation_request.count_cached().shown), USAGE_HEADER: _usage_header(usage)}
     context.cpu.tokens = usage.total_tokens
     await context.respond(200, data, headers)
 
@@ -159,7 +159,7 @@ async def _send_stream(
             if not context.response_started:
                 context.cpu.tokens = sum(map(len, generation_request.prompts))
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_shown_tokens())})
+                await context.start_response(200, headers | {CACHED_HEADER: str(generation_request.count_cached().shown)})
                 before = writer.begin()
             began = thread_time() if has_logprobs else 0.0
             data = before + writer.add(batch)

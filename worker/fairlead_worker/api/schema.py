@@ -38,10 +38,20 @@ class StreamOptions(msgspec.Struct, frozen=True):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of both endpoints. `None` always means that the field is absent."""
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of all requests that the engine computes. `None` always means that the field is absent."""
 
     model: str | None = None
+    user: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class CommonRequest(InferenceRequest, frozen=True, kw_only=True):
+    """Fields of completions and chats."""
+
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -55,9 +65,6 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=Limit)] | None = None
-    user: Annotated[str, Meta(max_length=256)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
@@ -80,8 +87,6 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
     return_token_ids: bool | None = None

@@ -1,6 +1,7 @@
 """Token ids over HTTP: the router's tokenized bodies, `/tokenize` and `/detokenize`."""
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,16 +15,18 @@ from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
 from fairlead_worker.api.worker import Worker
 
+TextOrTokens = str | Sequence[int]
+"""A text, or its token ids."""
 TOKENS_HEADER = b"x-fairlead-prompt-tokens"
 FORMAT_HEADER = b"x-fairlead-prompt-format"
 
 
-def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
+async def read_tokenized_body(worker: Worker, context: RequestContext) -> "tuple[array[int] | None, bytes]":
     """Return (prompt tokens, JSON) of a tokenized body: n uint32 before the JSON, with n in a header. Return (None, JSON) of a plain body.
 
-    Also return (None, JSON) if the tokens were made with another prompt format than `etag`: the router has not read this worker's new
-    format yet.
+    Also return (None, JSON) if the tokens were made with another prompt format than this worker's: the router has not read it yet.
     """
+    body = await context.read_body(worker.config.limits.max_body_bytes)
     header = context.headers.get(TOKENS_HEADER)
     if header is None:
         return None, body
@@ -32,7 +35,7 @@ def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tupl
             f"X-Fairlead-Prompt-Tokens: {quote(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
         )
     end = 4 * int(header)
-    if context.headers.get(FORMAT_HEADER, b"").decode("latin-1") not in ("", etag):
+    if context.headers.get(FORMAT_HEADER, b"").decode("latin-1") not in ("", worker.prompt_etag):
         return None, body[end:]
     return tokens_from_bytes(memoryview(body)[:end]), body[end:]
 
@@ -45,6 +48,20 @@ def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, 
     if template is not None and not worker.config.trust_request_chat_template:
         message = "chat_template: this server accepts only its model's own template (--trust-request-chat-template)"
         raise invalid(message, param="chat_template")
+
+
+def list_texts(field: str, given: str | Sequence[Any] | None, other: str = "") -> list[tuple[str, TextOrTokens]]:
+    """Return the texts of a field with their names: one text, several texts, one list of token ids, or several.
+
+    `other`: what can be given instead. Raise ApiError 400.
+    """
+    if given is None or (not isinstance(given, str) and not given):
+        raise invalid(f"{field}: is missing; give a string, token ids, or a list of either{other}", param=field)
+    if isinstance(given, str) or all(isinstance(token, int) for token in given):
+        return [(field, given)]
+    if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):
+        return [(f"{field}[{index}]", text) for index, text in enumerate(given)]
+    raise invalid(f"{field}: the list mixes strings and token ids", param=field)
 
 
 async def tokenize(worker: Worker, context: RequestContext) -> None:

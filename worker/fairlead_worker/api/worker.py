@@ -90,21 +90,29 @@ class Worker:
         )
         self.unreported_cpu = UnreportedCpu()
         self._grammars: GrammarChecker | None = None
-        self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
+        self._is_loaded = False
+        # Set once the model is loaded. A handler of a path that is served before then calls `check_loaded` first.
+        self.ready: Ready
+        self.encoder: PromptEncoder
+        self.output_parsers: OutputParsers
+        self.max_model_len: int
+        """Longest prompt plus output in tokens, by the model's context length and by the number of KV pages."""
 
     def set_ready(self, ready: Ready) -> None:
         """Build the prompt encoder and the output parsers, once the engine is ready."""
         format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
         self._grammars = GrammarChecker(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
-        encoder = PromptEncoder(format, self.token_cache)
+        self.ready, self.max_model_len = ready, ready.max_model_len
+        self.encoder = PromptEncoder(format, self.token_cache)
         model_parsers, reason = select_parsers(
             self.config.tool_call_parser, self.config.reasoning_parser, (format.chat_template, format.tool_template)
         )
         logger.info("output parsers: %s", reason)
-        self._model = ready, encoder, OutputParsers(model_parsers, encoder)
+        self.output_parsers = OutputParsers(model_parsers, self.encoder)
         self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
         self.system_fingerprint = f"fp_{digest(' '.join((release(), ready.backend, ready.cpu_level, self.prompt_etag)))[:12]}"
+        self._is_loaded = True
 
     def root_of(self, adapter: str, salt: str) -> int:
         """Return the root hash of a prompt, and remember it. `adapter`: the digest of the LoRA adapter; empty: the base model."""
@@ -117,12 +125,12 @@ class Worker:
 
     @property
     def serving(self) -> bool:
-        return self._model is not None and self.engine.serving and not self.draining and not self.warming
+        return self._is_loaded and self.engine.serving and not self.draining and not self.warming
 
     @property
     def fallback(self) -> str:
         """Return why the engine runs without CUDA graphs or overlap although they were wanted; empty: no fallback, or not loaded."""
-        return "" if self._model is None else self._model[0].modes.fallback
+        return self.ready.modes.fallback if self._is_loaded else ""
 
     @property
     def healthy(self) -> bool:
@@ -142,6 +150,11 @@ class Worker:
             raise unavailable("this worker is warming up and accepts no requests yet")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
+
+    def check_loaded(self) -> None:
+        """Raise ApiError 503 until the model is loaded."""
+        if not self._is_loaded:
+            raise unavailable("the model is not loaded yet")
 
     def check_queue_limit(self, sequences: int, tenant: str) -> None:
         """Raise the 429 that sends the router to another pod if `sequences` more of a tenant would exceed the waiting limit.
@@ -169,23 +182,6 @@ class Worker:
             self.in_flight -= 1
             if not self.in_flight:
                 self.idle.set()
-
-    @property
-    def ready(self) -> Ready:
-        return self._require_model()[0]
-
-    @property
-    def encoder(self) -> PromptEncoder:
-        return self._require_model()[1]
-
-    @property
-    def output_parsers(self) -> OutputParsers:
-        return self._require_model()[2]
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus output in tokens, by the model's context length and by the number of KV pages."""
-        return self.ready.max_model_len
 
     @property
     def max_countable_tokens(self) -> int:
@@ -252,8 +248,7 @@ class Worker:
 
         `tenant`: whose turn it takes. `report_cpu` gets the CPU seconds of checking it, also after the client has left.
         """
-        if self._grammars is None:
-            raise unavailable("the model is not loaded yet")
+        assert self._grammars is not None, "the model is loaded"
         self.engine.grammars_pending += 1
         try:
             return await self._grammars.compile(constraint, tenant, report_cpu)
@@ -272,11 +267,6 @@ class Worker:
         size = min(self.encoder.vocabulary_size, self.ready.vocabulary_size)
         if (largest := max(tokens)) >= size:
             raise invalid(f"{field}: token id {largest} is not in the model's vocabulary of {size}", param=field.partition("[")[0])
-
-    def _require_model(self) -> tuple[Ready, PromptEncoder, OutputParsers]:
-        if self._model is None:
-            raise unavailable("the model is not loaded yet")
-        return self._model
 
 
 def _trim_heap(_: int) -> None:

@@ -4,12 +4,13 @@ import re
 import socket
 import sys
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import IPv6Address
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
@@ -45,6 +46,7 @@ class WorkerConfig(BaseSettings):
     # Model
     model: Annotated[
         str,
+        AfterValidator(to_model_uri),
         flag(
             "Model",
             "model to serve: a folder, ORG/NAME on the hub, hf://…, s3:// or gs://bucket/folder, oci://image[#folder] or file:///path",
@@ -246,11 +248,6 @@ class WorkerConfig(BaseSettings):
         """Return the sources, first the strongest: flags, `FAIRLEAD_*`, LeaderWorkerSet. An empty variable counts as unset."""
         return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True), GroupEnvironment(settings_cls)
 
-    @field_validator("model")
-    @classmethod
-    def _check_model(cls, value: str) -> str:
-        return to_model_uri(value)
-
     @field_validator("generation_config")
     @classmethod
     def _check_generation_config(cls, value: str) -> str:
@@ -365,7 +362,7 @@ class WorkerConfig(BaseSettings):
         """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
         return RedisAccess(self.redis_url, self.redis_credentials) if self.redis_url else None
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Return the names that requests may give as `model`. Responses show the first one by default."""
         given = tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
@@ -382,7 +379,7 @@ class WorkerConfig(BaseSettings):
         """Return the adapters to load at the start: name -> URI."""
         return {name: uri for name, _, uri in (one.partition("=") for one in self.lora_modules)}
 
-    @property
+    @cached_property
     def pod(self) -> str:
         """Return the name of this worker in the index and in responses."""
         return self.pod_name or socket.gethostname()

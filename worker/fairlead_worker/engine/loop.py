@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from fairlead_worker.cache.hot import find_hot_prefixes
@@ -36,16 +37,12 @@ HEARTBEAT_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Inbox(Protocol):
-    """Receives messages for the engine."""
+class EngineEnd(Protocol):
+    """The engine's end of its messages."""
 
     def receive(self, timeout: float) -> list[ToEngine]:
         """Return all available messages in order. Wait up to `timeout` seconds for the first one; 0: do not wait."""
         ...
-
-
-class Outbox(Protocol):
-    """Sends the engine's messages."""
 
     def send(self, message: FromEngine) -> None:
         """Queue the message; never wait for the reader."""
@@ -65,8 +62,7 @@ class Adapters(Protocol):
 def run_plain(
     scheduler: Scheduler,
     runner: Runner,
-    inbox: Inbox,
-    outbox: Outbox,
+    end: EngineEnd,
     timer: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
@@ -77,7 +73,7 @@ def run_plain(
     """
     is_busy = False
     timer = timer or RequestTimer()
-    handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler)
+    handler = MessageHandler(scheduler, end, timer, adapters, compiler)
     while True:
         try:
             outputs_before = handler.serve(handler.receive(is_busy))
@@ -94,7 +90,7 @@ def run_plain(
         except Exception as error:
             return handler.report_failure(error)
         outputs.full[:0] = outputs_before
-        outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        end.send(timer.report(plan, result, outputs, scheduler.cache.drain_events(), handler.load()))
 
 
 class MessageHandler:
@@ -103,17 +99,16 @@ class MessageHandler:
     def __init__(
         self,
         scheduler: Scheduler,
-        inbox: Inbox,
-        outbox: Outbox,
+        end: EngineEnd,
         timer: RequestTimer,
         adapters: Adapters | None = None,
         compiler: GrammarCompiler | None = None,
         reconcile: Callable[[], object] = lambda: None,
     ) -> None:
         """`reconcile`: waits for the step in flight, if any. Adapters change only between steps."""
-        self._scheduler, self._inbox, self._outbox, self._timer, self._adapters = scheduler, inbox, outbox, timer, adapters
+        self._scheduler, self._end, self._timer, self._adapters = scheduler, end, timer, adapters
         self._reconcile = reconcile
-        self._grammar_queue = GrammarQueue(_submit_safely(scheduler), compiler)
+        self._grammar_queue = GrammarQueue(partial(self._guard, scheduler.submit), compiler)
 
     def load(self) -> Load:
         """Return the scheduler's load plus the requests that wait for their grammars."""
@@ -122,27 +117,29 @@ class MessageHandler:
     def receive(self, is_busy: bool) -> list[ToEngine]:
         """Return the available messages. An idle engine waits for one, at most a heartbeat."""
         most = POLL_SECONDS if self._grammar_queue else HEARTBEAT_SECONDS
-        return self._inbox.receive(0.0 if is_busy else most)
+        return self._end.receive(0.0 if is_busy else most)
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
         """Apply the messages. Return the outputs to send now, or None after `Stop`."""
         scheduler, outputs = self._scheduler, list[Output]()
         for message in messages:
-            if isinstance(message, Stop):
-                return None
-            if isinstance(message, FetchAdapter | LoadAdapter | UnloadAdapter):
-                self._reconcile()
-                if (changed := _change(self._adapters, message)) is not None:
-                    self._outbox.send(changed)
-                continue
-            if isinstance(message, GetHotPrefixes):
-                self._outbox.send(HotPrefixes(find_hot_prefixes(scheduler.cache, message.tokens)))
-                continue
-            if isinstance(message, ResetPrefixCache):
-                self._outbox.send(PrefixCacheReset(scheduler.cache.clear()))
-                continue
-            self._timer.record_arrival(message)
-            answer = receive(scheduler, self._grammar_queue, message, self._adapters)
+            answer: Output | None = None
+            match message:
+                case Submit():
+                    self._timer.record_arrival(message)
+                    answer = self._submit(message)
+                case Abort(id=request_id):
+                    answer = self._grammar_queue.abort(request_id) or scheduler.abort(request_id)
+                case FetchAdapter() | LoadAdapter() | UnloadAdapter():
+                    self._reconcile()
+                    if (changed := self._change(message)) is not None:
+                        self._end.send(changed)
+                case GetHotPrefixes(tokens=tokens):
+                    self._end.send(HotPrefixes(find_hot_prefixes(scheduler.cache, tokens)))
+                case ResetPrefixCache():
+                    self._end.send(PrefixCacheReset(scheduler.cache.clear()))
+                case Stop():
+                    return None
             if answer is not None:
                 outputs.append(answer)
         if self._grammar_queue:
@@ -152,40 +149,24 @@ class MessageHandler:
     def report_failure(self, error: Exception) -> int:
         """Log and send the reason why a step or a message failed. Return the exit status."""
         logger.error("failed at step %d", self._scheduler.stats.steps, exc_info=error)
-        self._outbox.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
+        self._end.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
         return 1
 
+    def _submit(self, message: Submit) -> Output | None:
+        """Pass a request to the scheduler, or to the grammar queue if it has a grammar. Return a refusal, if any."""
+        if message.adapter and (self._adapters is None or message.adapter not in self._adapters):
+            return refusal(message.id, "its LoRA adapter is not loaded (any more)")
+        return self._guard(self._grammar_queue.submit if message.grammar else self._scheduler.submit, message)
 
-def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Pass one message to the scheduler, or to the grammar queue if it has a grammar. An error ends only that request."""
-    if isinstance(message, Abort):
-        return grammar_queue.abort(message.id) or scheduler.abort(message.id)
-    if message.adapter and (adapters is None or message.adapter not in adapters):
-        return refusal(message.id, "its LoRA adapter is not loaded (any more)")
-    try:
-        return grammar_queue.submit(message) if message.grammar else scheduler.submit(message)
-    except Exception as error:
-        return _refuse_after_error(message, error)
-
-
-def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
-    """Return a `submit` that refuses the request on an error. The grammar queue calls it later, without another error handler."""
-
-    def submit(message: Submit) -> Output | None:
+    def _guard(self, submit: Callable[[Submit], Output | None], message: Submit) -> Output | None:
+        """Call `submit`. An error ends only this request."""
         try:
-            return scheduler.submit(message)
+            return submit(message)
         except Exception as error:
-            return _refuse_after_error(message, error)
+            logger.error("request %s could not be taken", message.id, exc_info=error)
+            return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
 
-    return submit
-
-
-def _refuse_after_error(message: Submit, error: Exception) -> Output:
-    logger.error("request %s could not be taken", message.id, exc_info=error)
-    return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
-
-
-def _change(adapters: Adapters | None, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
-    if adapters is None:
-        return AdapterChanged(message.number, error="no LoRA adapters are served here: start the worker with --max-loras above 0")
-    return adapters.change(message)
+    def _change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
+        if self._adapters is None:
+            return AdapterChanged(message.number, error="no LoRA adapters are served here: start the worker with --max-loras above 0")
+        return self._adapters.change(message)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fairlead_worker.engine.grammar_queue import GrammarCompiler
-from fairlead_worker.engine.loop import Adapters, Inbox, MessageHandler, Outbox
+from fairlead_worker.engine.loop import Adapters, EngineEnd, MessageHandler
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.ipc.messages import Output
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
@@ -43,8 +43,7 @@ class AheadRunner(Runner, Protocol):
 def run_overlapped(
     scheduler: Scheduler,
     runner: AheadRunner,
-    inbox: Inbox,
-    outbox: Outbox,
+    end: EngineEnd,
     timer: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
@@ -57,10 +56,10 @@ def run_overlapped(
     def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         outputs.full[:0] = pending
         pending.clear()
-        outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        end.send(timer.report(plan, result, outputs, scheduler.cache.drain_events(), handler.load()))
 
     overlap = Overlap(OverlapScheduler(scheduler), runner, timer, report)
-    handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler, overlap.reconcile)
+    handler = MessageHandler(scheduler, end, timer, adapters, compiler, overlap.reconcile)
     while True:
         try:
             outputs = handler.serve(handler.receive(overlap.is_busy))

@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.ipc.messages import Abort, CacheEvent, Chunk, Decoded, Load, Output, Step, Submit, Timing
+from fairlead_worker.ipc.messages import CacheEvent, Chunk, Decoded, Load, Output, Step, Submit, Timing
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.step_outputs import StepOutputs
@@ -31,6 +31,11 @@ class _Times:
     admitted: float = 0.0
     first_token: float = 0.0
     request: Request | None = None
+    """None until the request is admitted."""
+    awaits_token: bool = False
+    """No token since the latest admission."""
+    chunks: list[Chunk] | None = None
+    """Prefill since the latest admission; None: the request is not traced."""
     reported_preemptions: int = -1
     """Preemptions that were reported to the API; -1 before the first token."""
 
@@ -45,22 +50,16 @@ class RequestTimer:
         self._trace = trace
         self._clock = clock
         self._times: dict[str, _Times] = {}
-        self._waiting: set[str] = set()
-        """Ids of requests that are not admitted yet."""
-        self._awaiting_first_token: set[str] = set()
-        """Ids of requests without a token since their latest admission."""
-        self._chunks: dict[str, list[Chunk]] = {}
-        """Prefill since the latest admission, by the id of each traced request."""
+        self._traced = 0
+        """How many of them are traced."""
         self._decode_seconds = 0.0
         """Recent seconds of a step that only decodes; 0 before the first."""
 
-    def record_arrival(self, message: Submit | Abort) -> None:
-        """Store when a request arrived. Aborts are ignored."""
-        if isinstance(message, Submit) and message.id not in self._times:
-            self._times[message.id] = _Times(message.received_at or self._clock())
-            self._waiting.add(message.id)
-            if message.traced:
-                self._chunks[message.id] = []
+    def record_arrival(self, message: Submit) -> None:
+        """Store when a request arrived."""
+        if message.id not in self._times:
+            self._times[message.id] = _Times(message.received_at or self._clock(), chunks=[] if message.traced else None)
+            self._traced += message.traced
 
     def record_plan(self, plan: StepPlan) -> None:
         """Store when the requests of a plan were admitted. Call it before the step runs."""
@@ -68,20 +67,17 @@ class RequestTimer:
             return
         now = self._clock()
         for row in plan.rows:
-            request_id = row.request.id
-            if request_id in self._waiting:
-                self._waiting.discard(request_id)
-                times = self._times[request_id]
-                times.admitted, times.request = now, row.request
-                self._awaiting_first_token.add(request_id)
-            elif (preemptions := row.request.history.preemptions) and (
-                (known := self._times.get(request_id)) and known.reported_preemptions < preemptions
-            ):
-                self._awaiting_first_token.add(request_id)
+            times = self._times.get(row.request.id)
+            if times is None:
+                continue
+            if times.request is None:
+                times.admitted, times.request, times.awaits_token = now, row.request, True
+            elif times.reported_preemptions < row.request.history.preemptions:
+                times.awaits_token = True
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
         """Write the step to the schedule trace, and store chunks of traced requests."""
-        if self._chunks and plan.prefill_tokens:
+        if self._traced and plan.prefill_tokens:
             self._record_chunks(plan, result.seconds)
         if self._trace is not None:
             self._trace.step(plan if result.executed is None else result.executed, result.seconds)
@@ -101,51 +97,43 @@ class RequestTimer:
 
     def _finish_output(self, output: Output) -> Output:
         """Add the timing to the first output after an admission, and forget a request that ended."""
-        request_id = output.id
-        if request_id in self._awaiting_first_token and (output.tokens or output.embedding):
-            self._awaiting_first_token.discard(request_id)
-            output = self._add_timing(output)
-        if output.finish is not None:
-            self._times.pop(request_id, None)
-            self._waiting.discard(request_id)
-            self._awaiting_first_token.discard(request_id)
-            self._chunks.pop(request_id, None)
+        times = self._times.get(output.id)
+        if times is not None and times.awaits_token and (output.tokens or output.embedding):
+            times.awaits_token = False
+            output = self._add_timing(output, times)
+        if times is not None and output.finish is not None:
+            del self._times[output.id]
+            self._traced -= times.chunks is not None
         return output
 
     def _record_chunks(self, plan: StepPlan, seconds: float) -> None:
         started = self._clock() - seconds
         for row in plan.rows:
-            chunks = self._chunks.get(row.request.id)
-            if chunks is None or row.request.id not in self._awaiting_first_token:
+            times = self._times.get(row.request.id)
+            if times is None or times.chunks is None or not times.awaits_token:
                 continue
+            chunks = times.chunks
             if len(chunks) < MAX_CHUNKS:
                 chunks.append(Chunk(started, seconds, row.start, row.count))
             else:  # the last one covers all further steps
                 last = chunks[-1]
                 chunks[-1] = Chunk(last.started, started + seconds - last.started, last.start, last.tokens + row.count)
 
-    def _add_timing(self, output: Output) -> Output:
-        times = self._times[output.id]
+    def _add_timing(self, output: Output, times: _Times) -> Output:
         assert times.request is not None, "a request with a token was admitted"
         if times.reported_preemptions < 0:
             times.first_token = self._clock()
-        history = times.request.history
-        times.reported_preemptions = history.preemptions
+        history, chunks = times.request.history, times.chunks or ()
+        times.reported_preemptions, times.chunks = history.preemptions, None if times.chunks is None else []
         timing = Timing(
             times.admitted - times.arrived,
             times.first_token - times.admitted,
             history.preemptions,
             history.first_loaded,
-            self._take_chunks(output.id),
+            tuple(chunks),
             history.first_hidden,
         )
         return msgspec.structs.replace(output, timing=timing)
-
-    def _take_chunks(self, request_id: str) -> tuple[Chunk, ...]:
-        if request_id not in self._chunks:
-            return ()
-        chunks, self._chunks[request_id] = self._chunks[request_id], []
-        return tuple(chunks)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
         """Return the seconds by which prefill delayed the decodes of this step; 0 until a step without prefill was measured.

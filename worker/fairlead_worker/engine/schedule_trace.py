@@ -37,15 +37,14 @@ class ScheduleTrace:
         if self._file.closed:
             return
         now = self._clock()
-        flush = now - self._flushed >= FLUSH_SECONDS
+        line: dict[str, object] = {}
         if plan:
             rows = [(row.request.id, row.start, row.count, row.samples) for row in plan.rows]
-            self._write({"step": self._steps, "at": round(now - self._began, 6), "seconds": round(seconds, 6), "rows": rows}, flush)
+            line = {"step": self._steps, "at": round(now - self._began, 6), "seconds": round(seconds, 6), "rows": rows}
             self._steps += 1
-        elif flush:
-            self._write(None, flush)
-        if flush:
+        if is_due := now - self._flushed >= FLUSH_SECONDS:
             self._flushed = now
+        self._write(line, is_due)
 
     def close(self) -> None:
         """Write the rest and close the file."""
@@ -54,9 +53,9 @@ class ScheduleTrace:
         except OSError as error:
             logger.warning("--trace-schedule %s: %s; its end is missing", self._path, error)
 
-    def _write(self, line: object, flush: bool) -> None:
+    def _write(self, line: dict[str, object], flush: bool) -> None:
         try:
-            if line is not None:
+            if line:
                 self._file.write(self._encoder.encode(line) + b"\n")
             if flush:
                 self._file.flush()

@@ -9,7 +9,6 @@ import torch
 from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.filters import WIDE
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -62,7 +61,7 @@ def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[St
 def sample_costliest(logits: torch.Tensor) -> None:
     """Sample a token of each row of logits [rows, vocabulary] in the way that takes most memory."""
     short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
-    sample(logits, short, Histories())
+    sample(logits, short)
 
 
 def run_largest_draft(limits: StepLimits, requests: int, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor]) -> None:

@@ -29,7 +29,6 @@ from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import verify
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
@@ -72,7 +71,6 @@ class ModelRunner:
         """KV of the host tier; None without a host tier."""
         self.drafter = drafter
         """The draft model; None without one."""
-        self.histories = Histories()
         self.filters: DeviceFilters | None = None
         """Kernels for top_k and top_p; None: torch."""
         self.grammars = grammars
@@ -151,8 +149,8 @@ class ModelRunner:
         self, logits: torch.Tensor, rows: list[Row], drafted: bool, masks: Masks | None
     ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
         if drafted:
-            return verify(logits, rows, self.histories, masks, self.filters)
-        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks, filters=self.filters)
+            return verify(logits, rows, masks, self.filters)
+        tokens, logprobs = sample(logits, [row.request for row in rows], masks=masks, filters=self.filters)
         return [[token] for token in tokens], logprobs
 
     def _run_with_states(

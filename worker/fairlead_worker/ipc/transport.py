@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import zmq
@@ -27,26 +26,6 @@ MESSAGE_BYTES = 16 << 10
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # operations on the enumerations themselves are slower
 LINGER_MS = 2000
 """Time for the last message (`Failed`) to be sent when the engine process ends."""
-
-
-class Channel(Protocol):
-    """The API's end."""
-
-    def send(self, message: ToEngine) -> None: ...
-
-    async def receive(self) -> FromEngine: ...
-
-    def close(self) -> None: ...
-
-
-class EngineEnd(Protocol):
-    """The engine's end."""
-
-    def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Return all received messages. Without any, wait up to `timeout` seconds (None: forever; 0: not at all)."""
-        ...
-
-    def send(self, message: FromEngine) -> None: ...
 
 
 class ZmqChannel:
@@ -118,7 +97,7 @@ class ZmqChannel:
 
 
 class ZmqEngineEnd:
-    """The engine's end over ZeroMQ."""
+    """The engine's end over ZeroMQ. Implements `engine.loop.EngineEnd`."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -133,11 +112,11 @@ class ZmqEngineEnd:
         # A download reports its progress from several threads, and ZeroMQ aborts the process if two threads use one socket together.
         self._sending = threading.Lock()
 
-    def receive(self, timeout: float | None) -> list[ToEngine]:
+    def receive(self, timeout: float) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        if timeout is not None and 0 < timeout < 0.001:  # below the poller's resolution
+        if 0 < timeout < 0.001:  # below the poller's resolution
             time.sleep(timeout)
-        elif timeout != 0 and not self._in.poll(None if timeout is None else int(timeout * 1000)):
+        elif timeout and not self._in.poll(int(timeout * 1000)):
             return messages
         while True:
             try:

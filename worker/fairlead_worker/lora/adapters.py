@@ -6,7 +6,7 @@ projections the hook is on the slice that replaces one of them. A layer without 
 
 If decodes run as CUDA graphs, the matrices are in the slots that graphs read (`lora/slots.py`), and the hooks here use views of them.
 
-Each rank of a sharded model has a part of each adapter (`lora/parts.py`), and loads and unloads it at the same point between the same
+Each rank of a sharded model has a part of each adapter (`files.part_of`), and loads and unloads it at the same point between the same
 steps. An adapter that one rank cannot load is loaded on none.
 """
 
@@ -24,9 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.ipc.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.lora.files import AdapterFiles, Pair, read_adapter
+from fairlead_worker.lora.files import AdapterFiles, Pair, part_of, read_adapter
 from fairlead_worker.lora.layers import adaptable_layers, site_of, sizes_of, unsupported_reason
-from fairlead_worker.lora.parts import part_of
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for

@@ -15,6 +15,7 @@ from safetensors.torch import load
 
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.lora.source import CONFIG, WEIGHTS, check_readable
+from fairlead_worker.sharding.shards import Cut
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
@@ -36,6 +37,19 @@ class Pair(NamedTuple):
     """[rank, in_features]; PEFT's A."""
     up: torch.Tensor
     """[out_features, rank]; PEFT's B, in float32 and multiplied by the scaling."""
+
+
+def part_of(pair: Pair, cut: Cut) -> Pair:
+    """Return a rank's part for `cut` of the layer's weight [out_features, in_features]. It is a copy, so that the rest can be freed.
+
+    If a layer is cut by its outputs, `up` is cut likewise and `down` is whole. If it is cut by its inputs, `down` is cut and `up` is
+    whole: the addition is then part of the layer's own sum over the ranks and needs no extra sum. vLLM's layers do the same, except its
+    "fully sharded" ones, which trade a smaller `down` for one more message. Ranks that share a KV head, or a whole layer, have the same
+    part.
+    """
+    if cut.dim == 0:
+        return Pair(pair.down, pair.up[cut.begin : cut.end].clone())
+    return Pair(pair.down[:, cut.begin : cut.end].clone(), pair.up)
 
 
 @dataclass(frozen=True, slots=True)

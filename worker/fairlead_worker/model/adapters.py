@@ -30,7 +30,7 @@ def register_adapter(model_type: str) -> bool:
         AutoConfig.register(model_type, config_class, exist_ok=True)
         AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     except ValueError as error:
-        raise refuse(MODEL_GROUP, plugin, f"transformers does not accept {model_class.__name__}: {error}") from error
+        raise refuse(plugin.entry, f"transformers does not accept {model_class.__name__}: {error}") from error
     logger.info("model_type %s: %s of package %s", model_type, model_class.__name__, plugin.package)
     return True
 
@@ -50,10 +50,10 @@ def _check(plugin: Plugin) -> tuple[type[PreTrainedModel], type[PreTrainedConfig
     """Return the plug-in's class and that of its config. Raises PluginError if it is no model of the entry point's `model_type`."""
     value = plugin.value
     if not isinstance(value, type) or not issubclass(value, PreTrainedModel):
-        raise refuse(MODEL_GROUP, plugin, f"{value!r} must be a subclass of transformers.PreTrainedModel")
+        raise refuse(plugin.entry, f"{value!r} must be a subclass of transformers.PreTrainedModel")
     config_class = getattr(value, "config_class", None)
     named = getattr(config_class, "model_type", None)
     if not isinstance(config_class, type) or named != plugin.name:
         problem = f"config_class of {value.__name__} has model_type {named!r}: it must be the name of the entry point"
-        raise refuse(MODEL_GROUP, plugin, problem)
+        raise refuse(plugin.entry, problem)
     return value, config_class

@@ -4,12 +4,9 @@
 means that rank 0, or its substitute on this node, has ended, and ends this process.
 """
 
-import io
 import logging
 import os
-import signal
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +30,7 @@ from fairlead_worker.parallel.messages import (
     Run,
     ToRank,
 )
+from fairlead_worker.platform.processes import end_with_parent, open_parent_pipe
 
 if TYPE_CHECKING:
     from fairlead_worker.execution.forward import HiddenStates
@@ -72,15 +70,11 @@ class RankChannel:
 
 
 def main() -> int:
-    # Rank 0 decides when this process ends. A terminal's Ctrl-C or a container's SIGTERM to all processes is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: a thread blocked in a buffered read would hold its lock.
-    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # open for the process's life; a descriptor, not a path
+    parent_pipe = open_parent_pipe()
     join = msgspec.json.decode(parent_pipe.readline(), type=Join)
     config, name = WorkerConfig.model_validate(join.config), f"rank {join.rank}"
     configure_logging(config.log_level, config.log_format, sys.stderr, f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s", name)
-    threading.Thread(target=_end_with_rank_0, args=(parent_pipe,), name="rank 0 watch", daemon=True).start()
+    end_with_parent(parent_pipe)
     channel = RankChannel(join)
     try:
         follow(join, channel)
@@ -166,12 +160,6 @@ def serve(channel: RankChannel, runner: "ModelRunner", group: "Group", adapters:
                 raise AssertionError("a rank loads once")
             case End():
                 return
-
-
-def _end_with_rank_0(parent_pipe: io.RawIOBase) -> None:
-    while parent_pipe.read(4096):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

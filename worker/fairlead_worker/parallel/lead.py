@@ -1,6 +1,6 @@
 """Rank 0's side of shared work: passes, copies and adapter changes are sent to the other ranks before rank 0 starts them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +15,9 @@ from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapt
 from fairlead_worker.kernels.base import GroupPages, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, FetchFiles, ReadLogits, RemoveAdapter, Run
+from fairlead_worker.parallel.messages import AddAdapter, CopyPages, DropGraphs, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.sharding.group import Group
-from fairlead_worker.weights.cache import ModelCache
-from fairlead_worker.weights.progress import Progress
-from fairlead_worker.weights.uri import resolve
 
 
 def lead(runner: ModelRunner, ranks: Ranks, group: Group) -> None:
@@ -28,19 +25,6 @@ def lead(runner: ModelRunner, ranks: Ranks, group: Group) -> None:
     runner.followers = RankFollowers(ranks, group)
     if runner.host is not None:
         runner.host = LedHost(runner.host, ranks)
-
-
-class Located:
-    """Implements `model.loader.Locate` on rank 0: downloads the files once, and sends their folder to the other ranks of this node."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def __call__(self, uri: str, progress: Progress, cache: ModelCache | None) -> Path:
-        """Return the folder of the files. Raises ModelLoadError."""
-        folder = resolve(uri, progress, cache)
-        self._ranks.load(folder)
-        return folder
 
 
 class RankFollowers:
@@ -92,7 +76,7 @@ class LedHost:
     def copy(self, saves: Copies, loads: Copies) -> None:
         """Copy on every rank."""
         if saves or loads:
-            self._ranks.send(CopyPages(_pairs(saves), _pairs(loads)))
+            self._ranks.send(CopyPages(list(saves), list(loads)))
         self._inner.copy(saves, loads)
 
 
@@ -108,8 +92,8 @@ class LedAdapters:
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
         """Apply a change. None: other nodes are downloading the files, and the answer follows when they are done."""
         match message:
-            case FetchAdapter(number=number, name=name, uri=uri):
-                self._ranks.fetch(FetchFiles(number, name, uri))
+            case FetchAdapter():
+                self._ranks.fetch(message)
                 return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))
@@ -166,7 +150,3 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def _tensor(data: bytes, kind: type[np.generic] = np.int64) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(data), kind))
-
-
-def _pairs(copies: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(page, slot) for page, slot in copies]

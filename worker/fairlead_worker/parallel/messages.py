@@ -128,16 +128,8 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     """Increases while its processes read or compute."""
 
 
-class FetchFiles(msgspec.Struct, tag=True, frozen=True):
-    """For a node, not its ranks: download an adapter's files, beside the steps, and send their folder to the ranks (`AdapterFetched`)."""
-
-    number: int
-    name: str
-    uri: str
-
-
 class FetchDone(msgspec.Struct, tag=True, frozen=True):
-    """Result of a `FetchFiles`: the ranks of this node know the folder."""
+    """Result of a `FetchAdapter`, which is for a node and not its ranks: they know the folder."""
 
     node: int
     number: int

@@ -18,13 +18,13 @@ import zmq
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
+from fairlead_worker.ipc.messages import FetchAdapter
 from fairlead_worker.parallel.keys import secure_client
 from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, make_socket, monitor, read_events
 from fairlead_worker.parallel.messages import (
     AdapterFetched,
     End,
     FetchDone,
-    FetchFiles,
     Hello,
     LoadModel,
     NodeFailed,
@@ -105,7 +105,7 @@ class Node:
             while steps in ready and steps.poll(0):
                 *marker, data = steps.recv_multipart()
                 if marker:  # a message of two parts is for the node, all others are for its ranks
-                    self._fetch(msgspec.msgpack.decode(data, type=FetchFiles))
+                    self._fetch(msgspec.msgpack.decode(data, type=FetchAdapter))
                 else:
                     self._forward_to_ranks(self._processes, data)
             events = read_events(steps_monitor) if steps_monitor in ready else []
@@ -223,7 +223,7 @@ class Node:
             logger.exception("cannot fetch the model's files")
             self._events.put(NodeStopped(describe_error(error)))
 
-    def _fetch(self, request: FetchFiles) -> None:
+    def _fetch(self, request: FetchAdapter) -> None:
         """Fetch an adapter's files in a thread of its own, while the ranks compute. A download that hangs blocks no other."""
         from fairlead_worker.lora.source import warm_folder
 

@@ -19,11 +19,11 @@ import zmq
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.options import setting_name
-from fairlead_worker.engine.loop import Outbox
-from fairlead_worker.ipc.messages import AdapterChanged, Loading
+from fairlead_worker.engine.loop import EngineEnd
+from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, Loading
 from fairlead_worker.parallel.keys import authenticator, secure_server
 from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events, send_unless_ended
-from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
+from fairlead_worker.parallel.messages import FetchDone, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
 from fairlead_worker.platform.version import release
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def shared_settings(config: WorkerConfig) -> dict[str, object]:
 class Nodes:
     """The nodes from 1 on. One thread uses `wait`, `send`, `fetch` and `store`; a second thread handles incoming messages."""
 
-    def __init__(self, config: WorkerConfig, outbox: Outbox, on_loss: Callable[[str], None]) -> None:
+    def __init__(self, config: WorkerConfig, outbox: EngineEnd, on_loss: Callable[[str], None]) -> None:
         """Listen for nodes. `on_loss(reason)` is called on the second thread for the first node that fails. Raises OSError if a port is
         taken.
         """
@@ -106,7 +106,7 @@ class Nodes:
         self.report = False
         self._send_to_all([data])
 
-    def fetch(self, wanted: FetchFiles) -> None:
+    def fetch(self, wanted: FetchAdapter) -> None:
         """Let all nodes download an adapter's files. Sends an `AdapterChanged` when all are done, or when one fails."""
         self._fetching[wanted.number] = set(self._steps)
         self._send_to_all([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself

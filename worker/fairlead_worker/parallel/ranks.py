@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.engine.loop import Outbox
-from fairlead_worker.ipc.messages import Failed
-from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
+from fairlead_worker.engine.loop import EngineEnd
+from fairlead_worker.ipc.messages import Failed, FetchAdapter
+from fairlead_worker.parallel.messages import AdapterFetched, End, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import REASON_SECONDS, Processes
 
@@ -36,7 +36,7 @@ GRACE_SECONDS = 3.0
 class Ranks:
     """The ranks from 1 on, used by one thread. Other threads wait for processes and nodes."""
 
-    def __init__(self, config: WorkerConfig, outbox: Outbox, parent: str | None = None) -> None:
+    def __init__(self, config: WorkerConfig, outbox: EngineEnd, parent: str | None = None) -> None:
         """Start the ranks of this node. Raises OSError if other nodes cannot connect. `parent`: as in `Processes`."""
         self.size = config.tensor_parallel_size
         self._outbox = outbox
@@ -74,7 +74,7 @@ class Ranks:
         """Send the folder of an adapter's files to the ranks of this node."""
         self._processes.send(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
 
-    def fetch(self, wanted: FetchFiles) -> None:
+    def fetch(self, wanted: FetchAdapter) -> None:
         """Let the other nodes download an adapter's files. The result is sent separately."""
         assert self._nodes is not None, "only a model over several nodes fetches"
         self._nodes.fetch(wanted)

@@ -8,7 +8,7 @@ from fairlead_worker.parsing.stage import EventSink, Stage
 
 
 @dataclass(slots=True)
-class BetweenCalls:
+class BetweenCalls(Stage):
     """Consumes closing markup. Returns text that is not markup to the next stage."""
 
     tail: str
@@ -17,7 +17,6 @@ class BetweenCalls:
     next_call: Callable[[], Stage]
     """Creates the stage of another call, which starts at `more`."""
     next_stage: Stage
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(self.tail, text, partial=True) if self.tail else None

@@ -17,7 +17,7 @@ HeadHandler = Callable[["regex.Match[str]", str, EventSink], tuple[str, Stage]]
 
 
 @dataclass(slots=True)
-class CallHead:
+class CallHead(Stage):
     """A call may begin here."""
 
     patterns: Sequence[tuple[str, HeadHandler]]
@@ -27,7 +27,6 @@ class CallHead:
     next_stage: Stage
     forced: bool = False
     """True if a grammar forces the call: an incomplete head is then no text."""
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         for pattern, handler in self.patterns:

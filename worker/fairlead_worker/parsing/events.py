@@ -5,7 +5,6 @@ Streams show the events, and whole responses gather the same events, so that the
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 TOOL_CALLS = "tool_calls"
 """The finish reason of an answer that ended on its own and whose calls are all complete."""
@@ -43,23 +42,6 @@ class CallArguments:
 
 
 Event = Text | Reasoning | CallStart | CallArguments
-
-
-class AnswerParser(Protocol):
-    """Parses one answer. The gathered events do not depend on how the text is split."""
-
-    reasoning_tokens: int
-    """Reasoning tokens, including the markers."""
-
-    @property
-    def complete(self) -> bool:
-        """True if the answer may have one call only and that call is complete."""
-
-    def feed(self, text: str, token: bool = True) -> list[Event]:
-        """Parse the text of the next token, which may be empty. `token` is False for text without a token, at the end."""
-
-    def finish(self, reason: str) -> tuple[list[Event], str]:
-        """Return (events of the held-back text, finish reason for the client). `reason`: why the sequence ended, `stop` or `length`."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fairlead_worker.parsing import harmony
 from fairlead_worker.parsing.json_calls import FORCED_CALLS, Format, JsonFormat, NamedCall, TextWithCalls
@@ -69,18 +70,18 @@ class ParserOptions:
     """Calls in the prompt, where ids of calls count them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelParsers:
     """The parser names of one model. An empty name means no parser."""
 
     tool_parser: str = ""
     reasoning_parser: str = ""
 
-    @property
+    @cached_property
     def tool_format(self) -> Format | None:
         return find_call_format(self.tool_parser)
 
-    @property
+    @cached_property
     def reasoning_format(self) -> ReasoningFormat | None:
         """Return the reasoning format, which a grammar must allow before the answer."""
         return harmony.REASONING_FORMAT if self.reasoning_parser == HARMONY else find_reasoning_format(self.reasoning_parser)

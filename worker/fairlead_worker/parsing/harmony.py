@@ -27,10 +27,8 @@ _STARTS = ("<|start|>", "<|channel|>")
 """These markers begin the next message. The others end a message."""
 
 
-class Messages:
+class Messages(Stage):
     """The stage before a message. An answer that does not begin with a message is text, because a grammar may require that."""
-
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(_HEADER, text, partial=not final)
@@ -41,7 +39,7 @@ class Messages:
         named = regex.search(_RECIPIENT, f"to={found['to']}" if found["to"] else found["more"])
         name = named["name"] if named is not None else ""
         if found["channel"] == "analysis" and not name:
-            return text[found.end() :], _Body("reasoning", self)
+            return text[found.end() :], _Body("reasoning", self, is_reasoning=True)
         if name and name in sink.tools.schemas:
             sink.begin_call(name)
             return text[found.end() :], _Body("call", self)
@@ -51,17 +49,14 @@ class Messages:
 
 
 @dataclass(slots=True)
-class _Body:
+class _Body(Stage):
     """The content of a message."""
 
     kind: str
     next_stage: Stage
+    is_reasoning: bool = False
     scanner: Scanner = field(default_factory=lambda: Scanner(outside=None))
     is_empty: bool = True
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self.kind == "reasoning"
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         at, marker = find_marker(text, _ENDS)

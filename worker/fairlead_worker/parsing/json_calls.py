@@ -144,10 +144,8 @@ class Format(Protocol):
     def stage(self, opening: str, next_stage: Stage) -> Stage: ...
 
 
-class TextWithCalls:
+class TextWithCalls(Stage):
     """Text in which calls may begin."""
-
-    is_reasoning = False
 
     def __init__(self, format: Format) -> None:
         self._format = format
@@ -171,10 +169,8 @@ class TextWithCalls:
         return text[len(text) - keep :], self
 
 
-class NamedCall:
+class NamedCall(Stage):
     """An answer that consists of one call's arguments, made by the grammar of a tool's schema."""
-
-    is_reasoning = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -188,7 +184,7 @@ class NamedCall:
 
 
 @dataclass(slots=True)
-class _Arguments:
+class _Arguments(Stage):
     """The object of a call's arguments, which is passed on as it is if it is JSON."""
 
     format: JsonFormat
@@ -196,7 +192,6 @@ class _Arguments:
     depth: int
     """Depth of the brackets around the arguments."""
     next_stage: Stage
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text, self.depth)
@@ -218,13 +213,12 @@ class _Arguments:
 
 
 @dataclass(slots=True)
-class _Closing:
+class _Closing(Stage):
     """The rest of an object after its arguments. Keys that no call has leave the call incomplete: they may be arguments too."""
 
     format: JsonFormat
     scanner: Scanner
     next_stage: Stage
-    is_reasoning = False
     _parts: list[str] = field(default_factory=list)
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -240,7 +234,7 @@ class _Closing:
 
 
 @dataclass(slots=True)
-class _AnyObject:
+class _AnyObject(Stage):
     """An object that may be a call with other keys, or in another order. This is known once the object is complete."""
 
     format: JsonFormat
@@ -250,7 +244,6 @@ class _AnyObject:
     scanner: Scanner
     is_bare: bool
     """True if no marker says that this is a call."""
-    is_reasoning = False
     _parts: list[str] = field(default_factory=list)
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:

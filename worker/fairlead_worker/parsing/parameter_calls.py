@@ -104,7 +104,7 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
 
 
 @dataclass(slots=True)
-class _Parameters:
+class _Parameters(Stage):
     """The stage between the parameters of a call."""
 
     format: ParameterFormat
@@ -116,7 +116,6 @@ class _Parameters:
     """Names of the parameters so far, which no further tag can begin."""
     is_doubtful: bool = False
     """A parameter came again: its first tag may have been text."""
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(self.format.parameter, text, partial=True)
@@ -184,12 +183,11 @@ class _Parameters:
 
 
 @dataclass(slots=True)
-class _Doubled:
+class _Doubled(Stage):
     """The start of a value, where the tag before it may be repeated."""
 
     opening: str
     value: Stage
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         if text.startswith(self.opening):
@@ -198,13 +196,12 @@ class _Doubled:
 
 
 @dataclass(slots=True)
-class _Text:
+class _Text(Stage):
     """A string parameter. It is passed on unchanged, except for the line breaks next to its tags."""
 
     parameters: _Parameters
     started: bool = False
     sent: list[str] = field(default_factory=list)
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         if not self.started:
@@ -224,14 +221,13 @@ class _Text:
 
 
 @dataclass(slots=True)
-class _Value:
+class _Value(Stage):
     """A parameter of another type. It is converted once it is complete."""
 
     parameters: _Parameters
     kinds: frozenset[str]
     """JSON types that the value may have. Empty: any."""
     seen: int = 0
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         end, rest = self.parameters.find_end(text, self.seen, final, self.kinds)

@@ -34,14 +34,13 @@ def _head(opening: str, next_stage: Stage) -> Stage:
 
 
 @dataclass(slots=True)
-class _Calls:
+class _Calls(Stage):
     """A list of calls. It is held until it is complete, because only then are its names and quotes known."""
 
     raw: str
     next_stage: Stage
     scanner: Scanner = field(default_factory=lambda: Scanner("\"'", outside=None))
     parts: list[str] = field(default_factory=list)
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)

@@ -28,7 +28,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 }
 
 
-class ReasoningStage:
+class ReasoningStage(Stage):
     """Reads text up to the end marker as reasoning, if the answer begins with the start marker or the prompt ended with it."""
 
     def __init__(self, format: ReasoningFormat, opened: bool, next_stage: Stage) -> None:

@@ -43,10 +43,10 @@ def tool_call_plugins() -> dict[str, ToolCallParser]:
     for plugin in load_plugins(TOOL_CALL_GROUP, (*RESERVED, *CALLS)):
         value = plugin.value
         if not isinstance(value, ToolCallParser):
-            raise refuse(TOOL_CALL_GROUP, plugin, f"it is a {type(value).__name__}, and must be a {__name__}.ToolCallParser")
+            raise refuse(plugin.entry, f"it is a {type(value).__name__}, and must be a {__name__}.ToolCallParser")
         if not isinstance(value.format, Format):
-            raise refuse(TOOL_CALL_GROUP, plugin, "its format must have `markers`, `at_start` and `stage`, like a JsonFormat")
-        _check_signs(TOOL_CALL_GROUP, plugin, value.signs)
+            raise refuse(plugin.entry, "its format must have `markers`, `at_start` and `stage`, like a JsonFormat")
+        _check_signs(plugin, value.signs)
         found[plugin.name] = value
     return found
 
@@ -59,29 +59,25 @@ def reasoning_plugins() -> dict[str, ReasoningParser]:
         value = plugin.value
         if not isinstance(value, ReasoningParser) or not isinstance(value.format, ReasoningFormat):
             problem = f"it is a {type(value).__name__}, and must be a {__name__}.ReasoningParser with a ReasoningFormat"
-            raise refuse(REASONING_GROUP, plugin, problem)
-        _check_signs(REASONING_GROUP, plugin, value.signs)
+            raise refuse(plugin.entry, problem)
+        _check_signs(plugin, value.signs)
         found[plugin.name] = value
     return found
 
 
 def find_call_format(name: str) -> Format | None:
     """Return the format of tool calls with this name; None if there is none."""
-    if name in CALLS or not name or name in RESERVED:
-        return CALLS.get(name)
-    plugin = tool_call_plugins().get(name)
-    return plugin.format if plugin else None
+    plugin = tool_call_plugins().get(name) if name and name not in (*RESERVED, *CALLS) else None
+    return plugin.format if plugin else CALLS.get(name)
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat | None:
     """Return the format of reasoning with this name; None if there is none. It does not know harmony."""
-    if name in REASONING_FORMATS or not name or name in RESERVED:
-        return REASONING_FORMATS.get(name)
-    plugin = reasoning_plugins().get(name)
-    return plugin.format if plugin else None
+    plugin = reasoning_plugins().get(name) if name and name not in (*RESERVED, *REASONING_FORMATS) else None
+    return plugin.format if plugin else REASONING_FORMATS.get(name)
 
 
-def _check_signs(group: str, plugin: Plugin, signs: object) -> None:
+def _check_signs(plugin: Plugin, signs: object) -> None:
     """Raise PluginError unless `signs` are strings in a tuple. A single string would be read as its letters, and match any template."""
     if not isinstance(signs, tuple) or not all(isinstance(sign, str) and sign for sign in signs):
-        raise refuse(group, plugin, f"signs is {signs!r}: it must be a tuple of strings, as in ('<call>',)")
+        raise refuse(plugin.entry, f"signs is {signs!r}: it must be a tuple of strings, as in ('<call>',)")

@@ -7,7 +7,7 @@ on the text alone and not on how it was split. Then the events of a stream alway
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -134,21 +134,20 @@ class EventSink:
         self._blank = ""
 
 
-class Stage(Protocol):
+class Stage:
     """A state of the parser within an answer."""
 
-    @property
-    def is_reasoning(self) -> bool:
-        """Return True if tokens in this stage are reasoning."""
+    __slots__ = ()
+    is_reasoning = False
+    """True if tokens in this stage are reasoning."""
 
     def consume(self, text: str, final: bool, sink: EventSink) -> "tuple[str, Stage]":
         """Return (text to be read again, the stage that reads it). `final`: no more text comes, and unread text is dropped."""
+        raise NotImplementedError
 
 
-class PlainText:
+class PlainText(Stage):
     """The stage of plain text."""
-
-    is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         sink.add_text(text)
@@ -156,19 +155,22 @@ class PlainText:
 
 
 class Parser:
-    """Implements `events.AnswerParser` with stages."""
+    """Parses one answer. The gathered events do not depend on how the text is split."""
 
     def __init__(self, stage: Stage, tools: Tools, new_id: NewId = call_id, earlier_calls: int = 0) -> None:
         self.reasoning_tokens = 0
+        """Reasoning tokens, including the markers."""
         self._stage = stage
         self._sink = EventSink(tools, new_id, earlier_calls)
         self._held = ""
 
     @property
     def complete(self) -> bool:
+        """True if the answer may have one call only and that call is complete."""
         return self._sink.tools.at_most_one and self._sink.num_complete_calls > 0
 
     def feed(self, text: str, token: bool = True) -> list[Event]:
+        """Parse the text of the next token, which may be empty. `token` is False for text without a token, at the end."""
         was_reasoning = self._stage.is_reasoning
         if text:
             self._held += text
@@ -177,6 +179,7 @@ class Parser:
         return self._sink.drain()
 
     def finish(self, reason: str) -> tuple[list[Event], str]:
+        """Return (events of the held-back text, finish reason for the client). `reason`: why the sequence ended, `stop` or `length`."""
         self._run(final=True)
         self._sink.close()
         ended = reason == "stop" and self._sink.has_whole_calls()

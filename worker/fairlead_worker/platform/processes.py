@@ -1,7 +1,11 @@
-"""Child processes: what they have read, written and computed, from /proc, and how they ended."""
+"""Child processes: what they have read, written and computed, from /proc, how they ended, and that they end with their parent."""
 
+import io
+import os
 import resource
+import shutil
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,3 +71,26 @@ def describe_exit(what: str, status: int) -> str:
     name = signal.Signals(-status).name
     hint = "; out of memory?" if -status == signal.SIGKILL else ""
     return f"{what} was ended by {name}{hint}"
+
+
+def open_parent_pipe() -> io.RawIOBase:
+    """Return the standard input of a process that ends with its parent. A terminal's Ctrl-C and a container's SIGTERM to all processes are
+    ignored: the parent decides when this process ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Unbuffered: a thread in a buffered read holds the buffer's lock, and the interpreter aborts at exit if the lock is held.
+    return open(0, "rb", buffering=0, closefd=False)  # held for the process's life; a descriptor, not a path
+
+
+def end_with_parent(parent_pipe: io.RawIOBase, folder: str | None = None) -> None:
+    """End this process when the parent has ended, and remove `folder`, which a killed parent could not. Starts a thread."""
+
+    def watch() -> None:
+        while parent_pipe.read(4096):
+            pass
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.sampling.thinking import ThinkingBudgets
 from fairlead_worker.sampling.token_arrays import index_of, token_array
 from fairlead_worker.scheduler.request import Request
 
@@ -24,7 +23,7 @@ class History:
 
     def __init__(self, request: Request) -> None:
         self.tokens: array[int] = request.tokens
-        """The request's own array, which only grows. Its identity also shows that a history belongs to this request."""
+        """The request's own array, which only grows."""
         prompt = np.unique(np.frombuffer(self.tokens[: request.prompt_length], np.uint32)).astype(np.int64)
         self._seen = request.prompt_length
         self._place = {token: place for place, token in enumerate(prompt.tolist())}
@@ -65,58 +64,44 @@ class History:
         return self._counts[: len(self._place)]
 
 
-class Histories:
-    """Histories of the requests of the latest step. A request that returns after preemption is counted again, once."""
+def adjust(logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
+    """Return logits [rows, vocabulary] float32 with each row's bias, penalties and allowed tokens; the same tensor if no row sets any.
 
-    def __init__(self) -> None:
-        self._of: dict[str, History] = {}
-        self.thinking = ThinkingBudgets()
-
-    def adjust(self, logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
-        """Return logits [rows, vocabulary] float32 with each row's bias, penalties and allowed tokens; the same tensor if no row sets
-        any.
-
-        `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: no drafts.
-        """
-        rows = [(i, request) for i, request in enumerate(requests) if request.sampling.changes_logits]
-        penalized = [(i, request) for i, request in rows if request.sampling.has_penalties]
-        self._of = {request.id: self._history(request) for request in dict.fromkeys(request for _, request in penalized)}
-        if not rows:
-            return logits
-        logits = logits.clone()
-        _bias(logits, [(i, request) for i, request in rows if request.sampling.logit_bias])
-        self._penalize(logits, penalized, [ahead[i] if ahead else () for i, _ in penalized])
-        _allow(logits, [(i, request) for i, request in rows if request.sampling.allowed_token_ids])
+    `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: no drafts.
+    """
+    rows = [(i, request) for i, request in enumerate(requests) if request.sampling.changes_logits]
+    if not rows:
         return logits
+    logits = logits.clone()
+    _bias(logits, [(i, request) for i, request in rows if request.sampling.logit_bias])
+    penalized = [(i, request) for i, request in rows if request.sampling.has_penalties]
+    _penalize(logits, penalized, [ahead[i] if ahead else () for i, _ in penalized])
+    _allow(logits, [(i, request) for i, request in rows if request.sampling.allowed_token_ids])
+    return logits
 
-    def forget(self) -> None:
-        """Drop all histories and trackers: no request of the latest step has penalties or a thinking budget."""
-        self._of = {}
-        self.thinking.forget()
 
-    def _history(self, request: Request) -> History:
-        history = self._of.get(request.id)
-        if history is None or history.tokens is not request.tokens:
-            history = History(request)
-        history.catch_up()
-        return history
+def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: Sequence[Sequence[int]]) -> None:
+    """Apply penalties in place, at the distinct tokens of all rows together."""
+    if not rows:
+        return
+    device = logits.device
+    histories = [_history(request).followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
+    lengths = [len(ids) for ids, _ in histories]
+    counts = to_device(torch.from_numpy(np.concatenate([counts for _, counts in histories])), device)
+    settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
+    repetition, frequency, presence = to_device(torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)), device).unbind(1)
+    index = index_of([i for i, _ in rows], [ids for ids, _ in histories], device)
+    values = logits[index]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[index] = values - frequency * counts - presence * (counts > 0)
 
-    def _penalize(self, logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: Sequence[Sequence[int]]) -> None:
-        """Apply penalties in place, at the distinct tokens of all rows together."""
-        if not rows:
-            return
-        device = logits.device
-        histories = [self._of[request.id].followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
-        lengths = [len(ids) for ids, _ in histories]
-        counts = to_device(torch.from_numpy(np.concatenate([counts for _, counts in histories])), device)
-        settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
-        repetition, frequency, presence = to_device(torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)), device).unbind(
-            1
-        )
-        index = index_of([i for i, _ in rows], [ids for ids, _ in histories], device)
-        values = logits[index]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        logits[index] = values - frequency * counts - presence * (counts > 0)
+
+def _history(request: Request) -> History:
+    history: History | None = request.sampler_state.get("history")
+    if history is None:
+        history = request.sampler_state["history"] = History(request)
+    history.catch_up()
+    return history
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
@@ -131,11 +116,11 @@ def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
 
 def _bias_of(request: Request, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 [tokens] and float32 [tokens]."""
-    found: tuple[np.ndarray, np.ndarray] | None = request.token_arrays.get("bias")
+    found: tuple[np.ndarray, np.ndarray] | None = request.sampler_state.get("bias")
     if found is None:
         pairs = [(token, value) for token, value in request.sampling.logit_bias if token < vocabulary]
         found = np.array([token for token, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float32)
-        request.token_arrays["bias"] = found
+        request.sampler_state["bias"] = found
     return found
 
 

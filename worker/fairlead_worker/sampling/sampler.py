@@ -13,7 +13,8 @@ from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.draw import draw
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.noise import uniform
-from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.penalties import adjust
+from fairlead_worker.sampling.thinking import force
 from fairlead_worker.sampling.token_arrays import index_of, token_array
 from fairlead_worker.scheduler.request import Request
 
@@ -21,7 +22,6 @@ from fairlead_worker.scheduler.request import Request
 def sample(
     logits: torch.Tensor,
     requests: Sequence[Request],
-    histories: Histories | None = None,
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
     filters: DeviceFilters | None = None,
@@ -29,19 +29,16 @@ def sample(
     """Return one token per row of logits [rows, vocabulary], and its log-probabilities.
 
     A row without requested log-probabilities has an empty tuple; the list is empty if no row requests any. A row's token depends only
-    on its own logits, sampling settings and tokens, not on the other rows. `histories` keeps the token counts of penalties from step
-    to step; without it they are counted again.
+    on its own logits, sampling settings and tokens, not on the other rows.
 
     `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: no drafts. A request with a draft has a
     row for each of its positions, and each is chosen as if the draft before it were its text.
 
     `masks`: for rows whose requests have a grammar. It records which of them have no token left. `filters`: see `draw`.
     """
-    histories = histories or Histories()
     if all(request.plain for request in requests):  # fast path: no row has any setting
-        histories.forget()
         return largest(logits).tolist() if requests else [], []
-    tokens = choose(logits, requests, histories, ahead, masks, filters)
+    tokens = choose(logits, requests, ahead, masks, filters)
     asked = gather_logprobs(logits, tokens, requests)
     return tokens.tolist(), [] if asked is None else asked.fetch()()
 
@@ -49,21 +46,19 @@ def sample(
 def choose(
     logits: torch.Tensor,
     requests: Sequence[Request],
-    histories: Histories,
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
     filters: DeviceFilters | None = None,
 ) -> torch.Tensor:
     """Choose tokens as `sample`: [rows] int64 on the logits' device, for at least one row."""
     if all(request.plain for request in requests):  # no copy, not even to float32
-        histories.forget()
         return largest(logits)
     changed = [i for i, request in enumerate(requests) if not request.plain]
     chosen_by = [requests[i] for i in changed]
     further = [len(ahead[i]) if ahead else 0 for i in changed]
     own = (logits if len(changed) == len(requests) else logits[to_device(changed, logits.device)]).float()
     drafted = [ahead[i] for i in changed] if ahead else ()
-    adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, drafted), chosen_by, further)
+    adjusted = _forbid_early_stops(adjust(own, chosen_by, drafted), chosen_by, further)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
     # After the masks: a bad word is allowed if it is the only token that the requested format allows.
@@ -86,7 +81,7 @@ def choose(
         tokens = largest(logits)
         tokens[to_device(changed, logits.device)] = choice
     # Last: the end of the reasoning precedes every other rule of the request.
-    return histories.thinking.force(tokens, requests, ahead)
+    return force(tokens, requests, ahead)
 
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:

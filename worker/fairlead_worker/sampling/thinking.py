@@ -71,7 +71,7 @@ class _Tracker:
 
     def __init__(self, request: Request, budget: ThinkingBudget) -> None:
         self.tokens: array[int] = request.tokens
-        """The request's own array. Its identity also shows that a tracker belongs to this request."""
+        """The request's own array, which only grows."""
         self.budget, self.position = budget, begin(budget)
         self._seen = request.prompt_length
 
@@ -86,30 +86,21 @@ class _Tracker:
         return forced_token(self.budget, position)
 
 
-class ThinkingBudgets:
-    """Trackers of the requests of the latest step. A request that returns after preemption is tracked again from its first token."""
+def force(tokens: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
+    """Return chosen tokens [rows] int64 with forced ones in their places. `ahead`: as in `sampler.sample`."""
+    rows = [(i, request, budget) for i, request in enumerate(requests) if (budget := request.sampling.thinking) is not None]
+    if not rows:
+        return tokens
+    next_tokens = ((i, _tracker(request, budget).next_token(ahead[i] if ahead else ())) for i, request, budget in rows)
+    forced = [(i, token) for i, token in next_tokens if token is not None]
+    if not forced:
+        return tokens
+    places, values = to_device(torch.tensor(forced).T, tokens.device)
+    return tokens.index_copy(0, places, values)
 
-    def __init__(self) -> None:
-        self._of: dict[str, _Tracker] = {}
 
-    def forget(self) -> None:
-        """Drop all trackers: no request of the latest step has a budget."""
-        self._of = {}
-
-    def force(self, tokens: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
-        """Return chosen tokens [rows] int64 with forced ones in their places. `ahead`: as in `sampler.sample`."""
-        rows = [(i, request, budget) for i, request in enumerate(requests) if (budget := request.sampling.thinking) is not None]
-        if not rows:
-            self._of = {}
-            return tokens
-        self._of = {request.id: self._tracker(request, budget) for _, request, budget in rows}
-        next_tokens = ((i, self._of[request.id].next_token(ahead[i] if ahead else ())) for i, request, _ in rows)
-        forced = [(i, token) for i, token in next_tokens if token is not None]
-        if not forced:
-            return tokens
-        places, values = to_device(torch.tensor(forced).T, tokens.device)
-        return tokens.index_copy(0, places, values)
-
-    def _tracker(self, request: Request, budget: ThinkingBudget) -> _Tracker:
-        tracker = self._of.get(request.id)
-        return tracker if tracker is not None and tracker.tokens is request.tokens else _Tracker(request, budget)
+def _tracker(request: Request, budget: ThinkingBudget) -> _Tracker:
+    tracker: _Tracker | None = request.sampler_state.get("thinking")
+    if tracker is None:
+        tracker = request.sampler_state["thinking"] = _Tracker(request, budget)
+    return tracker

@@ -15,10 +15,10 @@ from fairlead_worker.scheduler.request import Request
 
 def token_array(request: Request, name: str, tokens: Iterable[int], vocabulary: int) -> np.ndarray:
     """Return int64 [tokens] of a request: those below `vocabulary`, because others must not index logits. `name`: of the array."""
-    found: np.ndarray | None = request.token_arrays.get(name)
+    found: np.ndarray | None = request.sampler_state.get(name)
     if found is None:
         every = np.fromiter(tokens, np.int64)
-        found = request.token_arrays[name] = every[every < vocabulary]
+        found = request.sampler_state[name] = every[every < vocabulary]
     return found
 
 

@@ -7,14 +7,13 @@ import torch
 from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.plan import Row
 
 
 @torch.inference_mode()
 def verify(
-    logits: torch.Tensor, rows: Sequence[Row], histories: Histories, masks: Masks | None = None, filters: DeviceFilters | None = None
+    logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None = None, filters: DeviceFilters | None = None
 ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
     """Return each row's new tokens and their log-probabilities, from logits [positions, vocabulary] of `rows`, all of which sample.
 
@@ -24,7 +23,7 @@ def verify(
     """
     requests = [row.request for row in rows for _ in range(len(row.draft) + 1)]
     ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
-    chosen, logprobs = sample(logits, requests, histories, ahead, masks, filters)
+    chosen, logprobs = sample(logits, requests, ahead, masks, filters)
     tokens: list[list[int]] = []
     reported: list[tuple[TokenLogprobs, ...]] = []
     first = 0

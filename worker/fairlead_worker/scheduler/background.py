@@ -19,8 +19,6 @@ RECENT_STEPS = 256
 class Urgency:
     """The last arrivals of each priority, as far as no more urgent request arrived after them."""
 
-    __slots__ = ("_priorities", "_steps")
-
     def __init__(self) -> None:
         self._priorities: list[int] = []
         """Ascending."""

@@ -28,8 +28,6 @@ class StepBudget:
     An eighth of the chunk is left for prefill with any number of decodes, so prompts always progress.
     """
 
-    __slots__ = ("_background", "_chunk", "_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
-
     def __init__(
         self,
         config: SchedulerConfig,
@@ -91,8 +89,6 @@ class OutputReserve:
     Requests seldom produce all of max_tokens. The ratio estimates how much they do: it decays with each step, and rises after a
     preemption.
     """
-
-    __slots__ = ("_clip", "_decay", "_initial", "_min", "ratio", "tokens")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._clip = config.clip_max_new_tokens

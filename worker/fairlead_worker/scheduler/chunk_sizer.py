@@ -42,8 +42,6 @@ def prefill_work(start: int, count: int) -> float:
 class _Samples:
     """The normal equations of the fit, as sums over weighted samples. Older samples weigh less."""
 
-    __slots__ = ("count", "matrix", "vector")
-
     def __init__(self) -> None:
         self.count = 0
         self.matrix = [[0.0] * 5 for _ in range(5)]
@@ -64,8 +62,6 @@ class StepTime:
 
     Steps with and without prefill have separate sums, so that an hour of decoding does not erase the cost of prefill.
     """
-
-    __slots__ = ("_decoding", "_not_fitted", "_prefilling", "_target", "coefficients")
 
     def __init__(self, target: float) -> None:
         self._target = target
@@ -155,8 +151,6 @@ class ChunkSizer:
     With `chunks_grow` off, chunks only shrink: a step has at most the tokens that the fixed size leaves beside the decodes. Its prefill
     takes at most `PREFILL_PER_DECODE` decode steps, or is a twelfth of the waiting tokens. So streams are smooth without a target.
     """
-
-    __slots__ = ("_fixed", "_floor", "_grows", "_largest_step", "_limit", "_target", "time")
 
     def __init__(self, config: SchedulerConfig, page_size: int) -> None:
         self._target = config.itl_target_ms / 1000

@@ -6,8 +6,6 @@ from fairlead_worker.scheduler.request import Request, lease_of
 class DeferredFrees:
     """Counts started and finished plans, and defers page frees until the plans in flight end."""
 
-    __slots__ = ("_finished", "_requests", "_started")
-
     def __init__(self) -> None:
         self._started = self._finished = 0
         self._requests: list[tuple[int, Request]] = []

@@ -43,10 +43,6 @@ class History:
         """`cached_tokens` of the answer."""
         return self.first_cached or 0
 
-    def record_preemption(self, computed: int) -> None:
-        self.preemptions += 1
-        self.lost, self.cached = computed, 0
-
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -104,8 +100,8 @@ class Request:
     """None: not requested."""
     mask_seconds: float = 0.0
     """CPU time of filling the masks of its grammar. `sampling/grammars.py` adds to it."""
-    token_arrays: dict[str, Any] = field(default_factory=dict)
-    """What `sampling/token_arrays.py` keeps of it."""
+    sampler_state: dict[str, Any] = field(default_factory=dict)
+    """What `sampling` keeps of it from step to step: token ids as arrays, counts of its tokens, and its place in the reasoning."""
     plain: bool = False
     """Greedy sampling without logit changes, logprobs or grammar. Set once from `sampling`, so that steps need not compute it."""
 

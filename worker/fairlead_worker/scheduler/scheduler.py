@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.cache.states import StatePrefixCache
-from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
+from fairlead_worker.ipc.messages import Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
 from fairlead_worker.scheduler.background import Urgency, background_budget
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
@@ -310,8 +310,9 @@ class Scheduler:
         self._stop_running(request)
         release(request)
         self.stats.preemptions += 1
-        request.history.record_preemption(request.computed)
-        request.computed = 0
+        history = request.history
+        history.preemptions += 1
+        history.lost, history.cached, request.computed = request.computed, 0, 0
 
     def _stop_running(self, request: Request) -> None:
         """Remove a request from the running ones, and publish the pages that it filled."""
@@ -342,10 +343,6 @@ class Scheduler:
         self.cache.untrack(match)
 
     # Output
-
-    def drain_events(self) -> tuple[CacheEvent, ...]:
-        """Return the blocks that the prefix cache stored or removed since the last call."""
-        return self.cache.drain_events()
 
     def load(self) -> Load:
         """Return the current state, for the router and /metrics. O(1)."""

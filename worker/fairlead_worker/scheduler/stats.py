@@ -17,24 +17,6 @@ class EngineStats:
     would expect new prompts to take many times as long there.
     """
 
-    __slots__ = (
-        "_chunk",
-        "_decode_only_seconds",
-        "_decode_only_steps",
-        "_decode_seconds",
-        "_decode_steps",
-        "_fastest_decode",
-        "_squares",
-        "_token_seconds",
-        "cached_tokens",
-        "host_cached_tokens",
-        "output_tokens",
-        "preemptions",
-        "prompt_tokens",
-        "recomputed_tokens",
-        "steps",
-    )
-
     def __init__(self, chunk: int = _FULL) -> None:
         """`chunk`: prefill tokens of a step while prompts wait."""
         self._chunk = chunk

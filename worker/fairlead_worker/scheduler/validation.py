@@ -32,7 +32,31 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed")
     if message.pooling is not None:
-        return _validate_pooled(message, tokens, arrival, config, pages, page_size)
+        _check_pooled(prompt, config, pages * page_size)
+        sampling, limit, stop = Sampling(max_tokens=1), prompt, frozenset[int]()
+    else:
+        limit = _limit_length(prompt, sampling, config, pages, page_size)
+        stop = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else config.eos_token_ids)
+    return Request(
+        id=message.id,
+        tokens=tokens,
+        prompt_length=prompt,
+        sampling=sampling,
+        root=message.root,
+        arrival=arrival,
+        priority=message.priority,
+        tenant=message.tenant,
+        adapter=message.adapter,
+        stop_tokens=stop,
+        length_limit=limit,
+        grammar=message.grammar,
+        pool=None if message.pooling is None else Pool(message.pooling, prompt),
+        second=message.second,
+    )
+
+
+def _limit_length(prompt: int, sampling: Sampling, config: SchedulerConfig, pages: int, page_size: int) -> int:
+    """Return the tokens of prompt and output at which a request ends. Raises InvalidRequest if it cannot generate here."""
     if not config.generates:
         raise InvalidRequest("this model has no language-modelling head: it makes embeddings, scores or classes, and no text")
     if sampling.max_tokens < 1:
@@ -50,43 +74,12 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
             f"prompt ({prompt} tokens) and output (up to {limit - prompt}) need {needed} KV pages of {page_size} tokens, "
             f"but the engine has {pages} in all ({pages * page_size} tokens): shorten the prompt or lower max_tokens"
         )
-    stop = frozenset(sampling.stop_token_ids)
-    return Request(
-        id=message.id,
-        tokens=tokens,
-        prompt_length=prompt,
-        sampling=sampling,
-        root=message.root,
-        arrival=arrival,
-        priority=message.priority,
-        tenant=message.tenant,
-        adapter=message.adapter,
-        stop_tokens=stop if sampling.ignore_eos else stop.union(config.eos_token_ids),
-        length_limit=limit,
-        grammar=message.grammar,
-    )
+    return limit
 
 
-def _validate_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
-    """Validate a pooling request. It ends with its prompt, which may be as long as the longest sequence."""
-    prompt = len(tokens)
-    assert message.pooling is not None
+def _check_pooled(prompt: int, config: SchedulerConfig, cached: int) -> None:
+    """Check a pooling request, which ends with its prompt. `cached`: tokens that the pages hold. Raises InvalidRequest."""
     if not config.prompt_logprobs:
         raise InvalidRequest("embeddings cannot be computed for this model: its head does not run apart from its body")
-    most = min(config.max_model_len, pages * page_size)
-    if prompt > most:
+    if prompt > (most := min(config.max_model_len, cached)):
         raise InvalidRequest(f"the text has {prompt} tokens, but the longest here is {most}: shorten it")
-    return Request(
-        id=message.id,
-        tokens=tokens,
-        prompt_length=prompt,
-        sampling=Sampling(max_tokens=1),
-        root=message.root,
-        arrival=arrival,
-        priority=message.priority,
-        tenant=message.tenant,
-        adapter=message.adapter,
-        length_limit=prompt,
-        pool=Pool(message.pooling, prompt),
-        second=message.second,
-    )

@@ -104,7 +104,7 @@ async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() 
         end.send(Ready(max_model_len=16, page_size=16, pages=1, model_digest="m", vocabulary_size=9))
         await client.ready.wait()
         asking = asyncio.create_task(client.hot_prefixes(64))
-        assert await asyncio.to_thread(end.receive, None) == [GetHotPrefixes(64)]
+        assert await asyncio.to_thread(end.receive, 30.0) == [GetHotPrefixes(64)]
         client.mark_failed("the drain is over")
         with pytest.raises(EngineGone):
             await asking

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, SequenceFailed
+from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
 from fairlead_worker.api.generation.stop_strings import StopScanner
+from fairlead_worker.api.schema import CompletionRequest
 from fairlead_worker.ipc.messages import Output
 
 SHORT = st.text("ab ", max_size=4)
@@ -53,9 +56,9 @@ def encoder(model: Path) -> PromptEncoder:
     )
 
 
-def _choice(encoder: PromptEncoder, **options: object) -> Choice:
-    settings = {"stop_strings": (), "min_tokens": 0, "eos": (1,), "logprobs": False} | options
-    return Choice(encoder, encoder.encode_text("prompt"), **settings)  # type: ignore[arg-type]  # a table of options
+def _choice(encoder: PromptEncoder, **fields: Any) -> Choice:
+    request = build_sampling_request(CompletionRequest(max_tokens=99, **fields), {}, RequestOrigin())
+    return Choice(encoder, encoder.encode_text("prompt"), request, (1,))
 
 
 def _output(tokens: list[int], finish: str | None = None, **more: object) -> Output:
@@ -120,7 +123,7 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such(encoder: PromptEnco
 @pytest.mark.parametrize("batch", [1, 2, 3, 50])
 def test_where_a_stop_string_ends_does_not_depend_on_batches(encoder: PromptEncoder, batch: int) -> None:
     tokens = encoder.encode_text("one two three four five six").tolist()
-    choice = _choice(encoder, stop_strings=("ree f",))
+    choice = _choice(encoder, stop=["ree f"])
     text = ""
     for at in range(0, len(tokens), batch):
         text += choice.process(_output(tokens[at : at + batch])).text
@@ -132,16 +135,16 @@ def test_where_a_stop_string_ends_does_not_depend_on_batches(encoder: PromptEnco
 
 def test_stop_strings_wait_for_min_tokens(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text("a b a b a b").tolist()
-    choice = _choice(encoder, stop_strings=("b",), min_tokens=len(tokens) - 1)
+    choice = _choice(encoder, stop=["b"], min_tokens=len(tokens) - 1)
     assert choice.process(_output(tokens, "length")).text == "a b a b a "
 
 
 def test_stop_tokens_are_counted_and_not_shown(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text("a word").tolist()
-    choice = _choice(encoder, eos=(1,))
+    choice = _choice(encoder)
     assert choice.process(_output([*tokens, 1], "stop", stop_token=1)).text == "a word"
     assert (choice.tokens, choice.finish_reason, choice.stop_reason) == (len(tokens) + 1, "stop", None)
-    choice = _choice(encoder, eos=(1,))
+    choice = _choice(encoder)
     assert choice.process(_output(tokens, "stop", stop_token=tokens[-1])).text == encoder.decode(tokens[:-1])
     assert choice.stop_reason == tokens[-1]
 

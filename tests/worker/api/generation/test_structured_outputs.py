@@ -28,7 +28,7 @@ from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Load, Step
-from fairlead_worker.ipc.transport import Channel
+from fairlead_worker.ipc.transport import ZmqChannel
 
 PERSON = {
     "type": "object",
@@ -255,7 +255,7 @@ def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:
 
 
 async def test_a_request_whose_grammar_is_being_checked_counts_as_waiting() -> None:
-    client = EngineClient(cast(Channel, None))
+    client = EngineClient(cast(ZmqChannel, None))
     worker = Worker(WorkerConfig(model="hf://a/b"), client, Metrics(client, "m", {}), "h:1")
     tried = asyncio.Event()
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +18,17 @@ from tests.worker.api.process import WorkerProcess
 from fairlead_common.fair_slots import FairSlots
 from fairlead_worker.api.answers.completions import Completion, CompletionChoice, PromptTokensDetails, Usage
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.generation.prepare import CachedTokens
 from fairlead_worker.api.generation.sampling import OutputOptions
-from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.replies import _send_document
 from fairlead_worker.api.request_cpu import RequestCpu
+from fairlead_worker.api.schema import CompletionRequest, StreamOptions
 from fairlead_worker.ipc.messages import Loading
 from fairlead_worker.ipc.transport import MESSAGE_BYTES, YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
 USAGE = Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2, prompt_tokens_details=PromptTokensDetails(0))
+WORKER = SimpleNamespace(system_fingerprint=None)
 
 
 class Answered:
@@ -66,12 +69,15 @@ class TextFormatter:
 @pytest.mark.parametrize("continuous_usage", [False, True])
 def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
     texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
-    reply = ReplyOptions("m", 1, TextFormatter(), include_usage=include_usage, continuous_usage_stats=continuous_usage)
-    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stub of the request
+    options = StreamOptions(include_usage=include_usage or continuous_usage, continuous_usage_stats=continuous_usage)
+    writer = ChunkWriter(WORKER, CompletionRequest(stream_options=options), "m", TextFormatter(), Answered())  # type: ignore[arg-type]  # stubs
     written = writer.begin() + b"".join(writer.add([(place % 2, OutputDelta(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
-        document = reply.fill(Completion, reply.formatter.chunks(place % 2, OutputDelta(text)))
+        choices = TextFormatter().chunks(place % 2, OutputDelta(text))
+        document = Completion(
+            id=TextFormatter.id, created=json.loads(event)["created"], model="m", system_fingerprint=None, choices=choices
+        )
         if continuous_usage:
             document.usage = USAGE
         elif include_usage:
@@ -180,8 +186,7 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         submits=(SimpleNamespace(tenant=""),),
         select_best=lambda: [0],
         usage=lambda: USAGE,
-        count_cached_tokens=lambda: (0, 0),
-        count_shown_tokens=lambda: 0,
+        count_cached=lambda: CachedTokens(0, 0, 0),
     )
     shape = SimpleNamespace(
         id="id",
@@ -199,6 +204,9 @@ async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_log
         async def respond(self, status: int, data: bytes, headers: dict[str, str]) -> None:
             assert status == 200 and json.loads(data)["choices"][0]["text"] == "a"
 
-    worker, options = SimpleNamespace(large_answers=FairSlots(1)), ReplyOptions("m", 0, shape)  # type: ignore[arg-type]
-    answers = [_send_document(Answer(), worker, prepared, ChunkWriter(prepared, options), pieces()) for _ in range(count)]  # type: ignore[arg-type]
-    await asyncio.gather(*answers)
+    def send() -> Coroutine[Any, Any, None]:
+        writer = ChunkWriter(worker, CompletionRequest(), "m", shape, prepared)  # type: ignore[arg-type]
+        return _send_document(Answer(), worker, prepared, writer, pieces())  # type: ignore[arg-type]
+
+    worker = SimpleNamespace(large_answers=FairSlots(1), system_fingerprint=None)
+    await asyncio.gather(*(send() for _ in range(count)))

@@ -29,6 +29,7 @@ async def server_info(worker: Worker, context: RequestContext) -> None:
 
 async def tokenizer_info(worker: Worker, context: RequestContext) -> None:
     """Return the tokenizer's settings: special tokens, templates and sizes. `/internal/prompt-format` has the whole tokenizer."""
+    worker.check_loaded()
     format = worker.encoder.format
     info = TokenizerInfo(
         tokenizer_digest=format.tokenizer_digest,

@@ -1,4 +1,4 @@
-"""The worker's state: readiness, load, models, prompt format, metrics, version."""
+"""The worker's state: health, readiness, load, models, prompt format, metrics, version."""
 
 import hmac
 import re
@@ -9,12 +9,38 @@ from msgspec import UNSET
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, Model, ModelList, to_anthropic_list, to_anthropic_model
 from fairlead_common.truncate import quote
 from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixesReply, WarmPrefix, build_bearer
-from fairlead_worker.api.answers.worker import Load, Readiness, Version
+from fairlead_worker.api.answers.worker import Health, Load, Readiness, Version
 from fairlead_worker.api.engine.index_publisher import to_worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.platform.version import release
+
+
+async def health(worker: Worker, context: RequestContext) -> None:
+    """Answer 200 while this worker accepts requests. Scripts for vLLM wait for it before they send the first one."""
+    if worker.serving and worker.healthy:
+        await context.respond_json(Health("ok", worker.engine.state.phase))
+        return
+    phase = "draining" if worker.draining else worker.engine.state.phase
+    reason = worker.engine.state.reason or worker.engine.state.step
+    await context.respond_json(Health(phase, reason=reason), status=503)
+
+
+async def liveness(worker: Worker, context: RequestContext) -> None:
+    """Answer 200 while the engine is alive: its load makes progress, or it sent a message recently. The kubelet restarts what fails."""
+    state = worker.engine.state
+    if worker.healthy:
+        await context.respond_json(Health("ok", state.phase))
+        return
+    stuck = worker.engine.seconds_without_progress()
+    silence = (
+        f"the load has made no progress for {stuck:.0f} s"
+        if stuck
+        else f"the engine has sent no message for {worker.engine.seconds_since_message():.0f} s"
+    )
+    reason = state.reason or silence
+    await context.respond_json(Health("failed", reason=reason), status=503)
 
 
 async def ready(worker: Worker, context: RequestContext) -> None:
@@ -101,6 +127,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
 
 async def prompt_format(worker: Worker, context: RequestContext) -> None:
     """Return how prompts become tokens and block hashes. A router asks once per ETag, which is the same with and without gzip."""
+    worker.check_loaded()
     data = worker.ready.prompt_format
     headers = {"etag": worker.prompt_etag, "vary": "accept-encoding"}
     known = context.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
@@ -122,6 +149,7 @@ async def version(worker: Worker, context: RequestContext) -> None:
 
 
 def _model(worker: Worker, name: str) -> Model:
+    worker.check_loaded()
     adapter = next((one for one in worker.adapters if one.info.name == name), None)
     return Model(
         id=name,

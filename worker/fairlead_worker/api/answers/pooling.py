@@ -16,6 +16,17 @@ class PromptUsage(Answer):
     prompt_tokens_details: PromptTokensDetails
 
 
+class AnswerList(Answer, kw_only=True):
+    """Answers in vLLM's form."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    """Unix time in seconds."""
+    model: str
+    usage: PromptUsage
+
+
 class Embedding(Answer, tag_field="object", tag="embedding"):
     """The embedding of one text."""
 
@@ -41,15 +52,10 @@ class PooledData(Answer, kw_only=True):
     """Values, or little-endian float32 in base64 with `encoding_format: base64`."""
 
 
-class PooledList(Answer, kw_only=True):
+class PooledList(AnswerList, kw_only=True):
     """Embeddings in the order of the input, in vLLM's form."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[PooledData]
-    usage: PromptUsage
 
 
 class Score(Answer, kw_only=True):
@@ -61,15 +67,10 @@ class Score(Answer, kw_only=True):
     """What a reranker says of the pair, else the cosine of the two embeddings."""
 
 
-class ScoreList(Answer, kw_only=True):
+class ScoreList(AnswerList, kw_only=True):
     """Scores in the order of the pairs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Score]
-    usage: PromptUsage
 
 
 class RankedText(Answer):
@@ -108,12 +109,7 @@ class Classification(Answer):
     num_classes: int
 
 
-class ClassificationList(Answer, kw_only=True):
+class ClassificationList(AnswerList, kw_only=True):
     """Classes in the order of the input, in vLLM's form."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Classification]
-    usage: PromptUsage

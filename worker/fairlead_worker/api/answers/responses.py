@@ -207,25 +207,29 @@ class InputItemList(Answer, kw_only=True, tag_field="object", tag="list"):
     last_id: str | None
 
 
-class ResponseStateEvent(Answer):
+class StreamEvent(Answer, kw_only=True):
+    """An event of a response's stream."""
+
+    sequence_number: int = 0
+    """Counts events from 0."""
+
+
+class ResponseStateEvent(StreamEvent):
     """The response as it is now. The last event of a stream is `completed`, `incomplete` or `failed`."""
 
     type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"]
     response: Response
-    sequence_number: int = 0
-    """Counts the events of the stream from 0."""
 
 
-class OutputItemEvent(Answer):
+class OutputItemEvent(StreamEvent):
     """An item starts or is complete."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
     item: OutputItem
-    sequence_number: int = 0
 
 
-class ContentPartEvent(Answer):
+class ContentPartEvent(StreamEvent):
     """A part of an item starts or is complete."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
@@ -233,10 +237,9 @@ class ContentPartEvent(Answer):
     output_index: int
     content_index: int
     part: ContentPart
-    sequence_number: int = 0
 
 
-class TextDeltaEvent(Answer):
+class TextDeltaEvent(StreamEvent):
     """Text of a message or of reasoning."""
 
     type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
@@ -246,10 +249,9 @@ class TextDeltaEvent(Answer):
     delta: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     """Of a message's text."""
-    sequence_number: int = 0
 
 
-class TextDoneEvent(Answer):
+class TextDoneEvent(StreamEvent):
     """The whole text of a message or of reasoning."""
 
     type: Literal["response.output_text.done", "response.reasoning_text.done"]
@@ -259,20 +261,18 @@ class TextDoneEvent(Answer):
     text: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     """Of a message's text."""
-    sequence_number: int = 0
 
 
-class CallDeltaEvent(Answer):
+class CallDeltaEvent(StreamEvent):
     """Text of a call's arguments, or of a custom tool's input."""
 
     type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
     item_id: str
     output_index: int
     delta: str
-    sequence_number: int = 0
 
 
-class ArgumentsDoneEvent(Answer, kw_only=True):
+class ArgumentsDoneEvent(StreamEvent, kw_only=True):
     """The whole arguments of a call."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
@@ -280,17 +280,15 @@ class ArgumentsDoneEvent(Answer, kw_only=True):
     output_index: int
     name: str
     arguments: str
-    sequence_number: int = 0
 
 
-class InputDoneEvent(Answer, kw_only=True):
+class InputDoneEvent(StreamEvent, kw_only=True):
     """The whole input of a custom tool."""
 
     type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
     item_id: str
     output_index: int
     input: str
-    sequence_number: int = 0
 
 
 CallEvent = CallDeltaEvent | ArgumentsDoneEvent | InputDoneEvent

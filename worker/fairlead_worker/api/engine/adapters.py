@@ -5,7 +5,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,8 @@ class Adapters:
         self._by_name: dict[str, Adapter] = {}
         self._change_lock = asyncio.Lock()
         self._numbers = itertools.count(1)
-        self._retiring: set[asyncio.Task[None]] = set()
-        self._loading: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Loads, and unloads that wait for running requests: the event loop itself keeps no reference."""
 
     def set_initial(self, infos: tuple[AdapterInfo, ...]) -> None:
         """Register the adapters that the engine loaded at start-up."""
@@ -81,9 +81,7 @@ class Adapters:
         Raises ApiError 504 after LOAD_TIMEOUT_SECONDS. The load continues then: a slow download may still succeed, and half a download is
         useless.
         """
-        loading = asyncio.create_task(self._load(name, uri, in_place), name=f"load {name}")
-        self._loading.add(loading)
-        loading.add_done_callback(self._loading.discard)
+        loading = self._start(self._load(name, uri, in_place), f"load {name}")
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
                 await asyncio.shield(loading)
@@ -161,9 +159,13 @@ class Adapters:
         return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._by_name.items()}
 
     def _retire(self, adapter: Adapter) -> None:
-        task = asyncio.create_task(self._unload_when_idle(adapter), name=f"unload {adapter.info.name}")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._start(self._unload_when_idle(adapter), f"unload {adapter.info.name}")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _unload_when_idle(self, adapter: Adapter) -> None:
         while adapter.requests:

@@ -36,7 +36,7 @@ from fairlead_worker.ipc.messages import (
     Submit,
     UnloadAdapter,
 )
-from fairlead_worker.ipc.transport import Channel
+from fairlead_worker.ipc.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ Deliver = Callable[[Output | EngineGone], None]
 class EngineClient:
     """Communicates with one engine over a channel. `run()` must be running."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ZmqChannel) -> None:
         self.state = EngineState()
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
@@ -122,8 +122,8 @@ class EngineClient:
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapter changes that the engine has not answered yet."""
-        self._hot_prefix_requests: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
-        self._resets: deque[asyncio.Future[int]] = deque()
+        self._questions: deque[asyncio.Future[Any]] = deque()
+        """Other questions that the engine has not answered yet. It answers them in order."""
 
     @property
     def serving(self) -> bool:
@@ -187,8 +187,7 @@ class EngineClient:
 
         The result arrives after the engine's current step, or for `FetchAdapter` once the other nodes have answered.
         """
-        if not self.serving:
-            raise EngineNotReady(self.state.reason or "the engine is not ready")
+        self._check_serving()
         change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()
         self._changes[message.number] = change
         self._channel.send(message)
@@ -196,20 +195,19 @@ class EngineClient:
 
     async def hot_prefixes(self, tokens: int) -> tuple[HotPrefix, ...]:
         """Return the prefixes that the most requests shared, with at most `tokens` tokens together, after the current step."""
-        if not self.serving:
-            return ()
-        answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
-        self._hot_prefix_requests.append(answer)
-        self._channel.send(GetHotPrefixes(tokens))
-        return await answer
+        found: tuple[HotPrefix, ...] = await self._ask(GetHotPrefixes(tokens)) if self.serving else ()
+        return found
 
     async def reset_prefix_cache(self) -> int:
         """Drop the cached KV that no request uses. Return the number of pages. Raise EngineNotReady."""
-        if not self.serving:
-            raise EngineNotReady(self.state.reason or "the engine is not ready")
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._resets.append(answer)
-        self._channel.send(ResetPrefixCache())
+        pages: int = await self._ask(ResetPrefixCache())
+        return pages
+
+    async def _ask(self, question: GetHotPrefixes | ResetPrefixCache) -> Any:
+        self._check_serving()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self._channel.send(question)
         return await answer
 
     def stop(self) -> None:
@@ -240,16 +238,11 @@ class EngineClient:
         self.waiting_by_tenant.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
-        changes, self._changes = self._changes, {}
-        for change in changes.values():
-            if not change.done():
-                change.set_exception(EngineGone(self.state.reason))
-        requests: list[asyncio.Future[Any]] = [*self._hot_prefix_requests, *self._resets]
-        self._hot_prefix_requests.clear()
-        self._resets.clear()
-        for answer in requests:
+        for answer in (*self._changes.values(), *self._questions):
             if not answer.done():
                 answer.set_exception(EngineGone(self.state.reason))
+        self._changes.clear()
+        self._questions.clear()
         self.ended.set()
 
     def _handle(self, message: FromEngine) -> None:
@@ -267,18 +260,10 @@ class EngineClient:
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
             case AdapterChanged(number=number):
-                change = self._changes.pop(number, None)
-                if change is not None and not change.done():
-                    change.set_result(message)
-            case HotPrefixes(prefixes=prefixes):
-                # none after `mark_failed`, which has answered all requests
-                answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None
-                if answer is not None and not answer.done():  # the requester may have disconnected
-                    answer.set_result(prefixes)
-            case PrefixCacheReset(pages=pages):
-                reset = self._resets.popleft() if self._resets else None
-                if reset is not None and not reset.done():
-                    reset.set_result(pages)
+                _answer(self._changes.pop(number, None), message)
+            case HotPrefixes(prefixes=found) | PrefixCacheReset(pages=found):
+                # none after `mark_failed`, which has answered all questions
+                _answer(self._questions.popleft() if self._questions else None, found)
             case Failed(reason=reason):
                 self.mark_failed(reason)
 
@@ -313,3 +298,9 @@ class EngineClient:
             if output.finish is not None:
                 del self._receivers[output.id]
             deliver(output)
+
+
+def _answer(waiting: "asyncio.Future[Any] | None", result: object) -> None:
+    """Hand over a result, unless the request that waited for it has ended."""
+    if waiting is not None and not waiting.done():
+        waiting.set_result(result)

@@ -11,7 +11,11 @@ class StartUp:
     """Monotonic time, like all times here."""
     seconds: dict[str, float] = field(default_factory=dict)
     _phase: str = "start"
-    _since: float = -1.0
+    _since: float = field(init=False)
+    """When the phase began."""
+
+    def __post_init__(self) -> None:
+        self._since = self.began
 
     def enter(self, phase: str, now: float) -> None:
         """Begin `phase` and end the previous one."""
@@ -29,10 +33,9 @@ class StartUp:
 
     def join(self, now: float) -> None:
         """Record when the index listed the worker. It is a separate entry, because requests are served meanwhile."""
-        self.seconds["join"] = now - (self._since if self._since >= 0 else self.began)
+        self.seconds["join"] = now - self._since
 
     def _close(self, now: float) -> None:
         if self._phase:
-            begin = self._since if self._since >= 0 else self.began
-            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - begin
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._since = now

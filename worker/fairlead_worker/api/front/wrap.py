@@ -8,8 +8,7 @@ from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.front.admin_guard import AdminGuard
 from fairlead_worker.api.front.keys import MONITORING, OPEN_PATHS, KeyFile, RequireKey
 from fairlead_worker.api.front.observe import Observe
-from fairlead_worker.api.routes import admin
-from fairlead_worker.api.routes.apis import Part
+from fairlead_worker.api.routes.apis import ADMIN, Part
 from fairlead_worker.config import WorkerConfig
 
 
@@ -28,4 +27,4 @@ def wrap(app: ASGIApp, config: WorkerConfig, tracer: Tracer | None, part: Part =
         public = CORSMiddleware(
             app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS, max_age=MAX_AGE_SECONDS
         )
-    return public if part == "inference" else AdminGuard(app, public, admin.OPERATIONS, config.pod)
+    return public if part == "inference" else AdminGuard(app, public, ADMIN, config.pod)

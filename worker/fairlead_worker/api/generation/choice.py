@@ -9,9 +9,11 @@ from typing import cast
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.answers.completions import FinishReason
+from fairlead_worker.api.generation.sampling import SamplingRequest
 from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.ipc.messages import Output, Timing, TokenLogprobs
-from fairlead_worker.parsing.events import AnswerParser, Event, Text
+from fairlead_worker.parsing.events import Event, Text
+from fairlead_worker.parsing.stage import Parser
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
@@ -69,18 +71,13 @@ class Choice:
         self,
         encoder: PromptEncoder,
         prompt: Sequence[int],
-        *,
-        stop_strings: Sequence[str],
-        min_tokens: int,
+        request: SamplingRequest,
         eos: Sequence[int],
-        logprobs: bool,
-        prompt_only: bool = False,
-        parser: AnswerParser | None = None,
+        parser: Parser | None = None,
         visible_special_tokens: Collection[int] = (),
-        include_special_tokens: bool = False,
-        include_stop_str: bool = False,
     ) -> None:
         """`visible_special_tokens`: special tokens that `parser` needs to see."""
+        options = request.output_options
         self.tokens = 0
         """Generated tokens, including the stop token and the tokens of a stop string."""
         self.cached_tokens = 0
@@ -94,16 +91,16 @@ class Choice:
         """Why the sequence ended. The client sees `client_finish_reason`."""
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended the sequence. None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt, not include_special_tokens, visible_special_tokens if parser is not None else ())
-        self._scanner = StopScanner(stop_strings)
-        self._min_tokens = min_tokens
+        self._decoder = encoder.stream(prompt, not options.include_special_tokens, visible_special_tokens if parser is not None else ())
+        self._scanner = StopScanner(request.stop_strings)
+        self._min_tokens = request.sampling.min_tokens
         self._eos = eos
-        self._logprobs = logprobs
-        self._prompt_only = prompt_only
+        self._logprobs = request.logprobs
+        self._prompt_only = request.prompt_only
         """Prompt-only request: discard the sampled token."""
         self._parser = parser
         self._parsed_reason: str | None = None
-        self._include_stop_str = include_stop_str
+        self._include_stop_str = options.include_stop_str
         """Include the stop string or stop token in the text."""
 
     @property
@@ -161,7 +158,9 @@ class Choice:
             delta.token_texts[-1] += text
         if not self._append_text(delta, text, token=False):
             self._append(delta, self._scanner.flush(), token=False)
-            self._set_finish_reason(delta, output)
+            self.finish_reason, delta.is_last = output.finish, True
+            if output.stop_token not in self._eos:
+                self.stop_reason = output.stop_token
             self._finish_parser(delta, output.finish)
         return delta
 
@@ -187,8 +186,3 @@ class Choice:
         if self._parser is not None and delta.parsed_events is not None:
             events, self._parsed_reason = self._parser.finish(reason)
             delta.parsed_events += events
-
-    def _set_finish_reason(self, delta: OutputDelta, output: Output) -> None:
-        self.finish_reason, delta.is_last = output.finish, True
-        if output.stop_token not in self._eos:
-            self.stop_reason = output.stop_token

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,10 +23,20 @@ from fairlead_worker.api.generation.sampling import (
 )
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import AdapterInfo, Sampling, Submit, TokenLogprobs
-from fairlead_worker.parsing.events import AnswerParser
+from fairlead_worker.parsing.stage import Parser
 
 MAX_LOGPROBS = 1 << 20
 """Of a response: tokens of prompts and outputs times the alternatives of each."""
+
+
+class CachedTokens(NamedTuple):
+    """Cached tokens of prompts."""
+
+    total: int
+    from_host: int
+    """Those of `total` that came from the host tier."""
+    shown: int
+    """`total` without those that the index did not show: what a router could predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,7 @@ class GenerationRequest:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(self.count_cached_tokens()[0]),
+            prompt_tokens_details=PromptTokensDetails(self.count_cached().total),
         )
         if self.choices and self.choices[0].reasoning_tokens is not None:
             reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
@@ -81,18 +92,8 @@ class GenerationRequest:
         finished = [(place, choice) for place, choice in enumerate(self.choices) if choice.finish_reason is not None]
         return sum(len(self.prompts[place // self.best_of]) - choice.cached_tokens + choice.output_tokens for place, choice in finished)
 
-    def count_cached_tokens(self) -> tuple[int, int]:
-        """Return the prompts' cached tokens, and how many of them came from the host tier."""
-        cached, from_host, _ = self._count_cached()
-        return cached, from_host
-
-    def count_shown_tokens(self) -> int:
-        """Return the prompts' cached tokens without those that the index did not show: what a router could predict."""
-        cached, _, hidden = self._count_cached()
-        return cached - hidden
-
-    def _count_cached(self) -> tuple[int, int, int]:
-        """Return the cached tokens, and those of them from the host tier, and those that the index did not show.
+    def count_cached(self) -> CachedTokens:
+        """Count the cached tokens of the prompts.
 
         Of a prompt's choices, the one with the fewest counts: it has what the cache held before any of the choices ran.
         """
@@ -105,7 +106,7 @@ class GenerationRequest:
                 if least.timing is not None:
                     from_host += least.timing.host_cached_tokens
                     hidden += least.timing.hidden_cached_tokens
-        return cached, from_host, hidden
+        return CachedTokens(cached, from_host, cached - hidden)
 
 
 def prepare(
@@ -113,7 +114,7 @@ def prepare(
     prompts: Sequence["array[int]"],
     sampling_request: SamplingRequest,
     adapter: AdapterInfo | None = None,
-    parsers: Callable[[], AnswerParser | None] = lambda: None,
+    parsers: Callable[[], Parser | None] = lambda: None,
     field: str = "prompt",
     ends_at_context: bool = False,
 ) -> GenerationRequest:
@@ -141,21 +142,8 @@ def prepare(
             seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
             submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, sampling_request.grammar))
-            choices.append(
-                Choice(
-                    worker.encoder,
-                    prompt,
-                    stop_strings=sampling_request.stop_strings,
-                    min_tokens=base.min_tokens,
-                    eos=worker.ready.eos_token_ids,
-                    logprobs=sampling_request.logprobs,
-                    prompt_only=sampling_request.prompt_only,
-                    parser=parsers(),
-                    visible_special_tokens=worker.output_parsers.visible_special_tokens,
-                    include_special_tokens=sampling_request.output_options.include_special_tokens,
-                    include_stop_str=sampling_request.output_options.include_stop_str,
-                )
-            )
+            visible = worker.output_parsers.visible_special_tokens
+            choices.append(Choice(worker.encoder, prompt, sampling_request, worker.ready.eos_token_ids, parsers(), visible))
     _check_logprobs(submits)
     return GenerationRequest(
         prompts,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Output
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Output, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +105,9 @@ class GenerationRun:
                 self.worker.metrics.count_finished("abort")
 
     def log_summary(self, request_id: str) -> None:
-        """Log one line of JSON without any text or token of the request. `queue_ms` to `stall_ms` are those of the slowest sequence."""
+        """Log what the request took, and finish its spans. `stall_ms` is that of the slowest sequence."""
         timings = [choice.timing for choice in self.generation_request.choices if choice.timing is not None]
-        usage, (cached, from_host) = self.generation_request.usage(), self.generation_request.count_cached_tokens()
+        usage, cached = self.generation_request.usage(), self.generation_request.count_cached()
         first = min((at for at, _ in self._first.values()), default=None)
         line: dict[str, Any] = {
             "request": request_id,
@@ -115,17 +115,13 @@ class GenerationRun:
             "prompts": len(self.generation_request.prompts),
             "sequences": len(self.generation_request.choices),
             "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": cached,
-            "host_cached_tokens": from_host,
+            "cached_tokens": cached.total,
+            "host_cached_tokens": cached.from_host,
             "output_tokens": usage.completion_tokens,
-            "queue_ms": _ms(max((timing.queue_seconds for timing in timings), default=None)),
-            "prefill_ms": _ms(max((timing.prefill_seconds for timing in timings), default=None)),
             "ttft_ms": _ms(None if first is None else first - self.start_time),
             "stall_ms": _ms(self._stall),
-            "e2e_ms": _ms(time.monotonic() - self.start_time),
-            "preemptions": sum(timing.preemptions for timing in timings),
         }
-        logger.info("finished %s", msgspec.json.encode(line).decode())
+        log_finished(line, timings, self.start_time)
         if self.engine_spans is not None:
             self.engine_spans.finish(
                 self._last, {index: choice.output_tokens for index, choice in enumerate(self.generation_request.choices)}
@@ -135,8 +131,8 @@ class GenerationRun:
                     "gen_ai.response.finish_reasons": ",".join(line["finish"]),
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "fairlead.cached_tokens": cached,
-                    "fairlead.preemptions": line["preemptions"],
+                    "fairlead.cached_tokens": cached.total,
+                    "fairlead.preemptions": sum(timing.preemptions for timing in timings),
                 }
             )
 
@@ -162,6 +158,17 @@ class GenerationRun:
             metrics.queue_time.observe(choice.timing.queue_seconds)
             metrics.prefill_time.observe(choice.timing.prefill_seconds)
         self._stall = max(self._stall, self.worker.engine.state.stall_seconds - stalled)
+
+
+def log_finished(line: dict[str, Any], timings: Sequence[Timing], start_time: float) -> None:
+    """Log one line of JSON about a request, without any text or token of it. Add the times of its slowest sequence to `line`."""
+    line |= {
+        "queue_ms": _ms(max([timing.queue_seconds for timing in timings], default=None)),
+        "prefill_ms": _ms(max([timing.prefill_seconds for timing in timings], default=None)),
+        "e2e_ms": _ms(time.monotonic() - start_time),
+        "preemptions": sum([timing.preemptions for timing in timings]),
+    }
+    logger.info("finished %s", msgspec.json.encode(line).decode())
 
 
 def _ms(seconds: float | None) -> float | None:

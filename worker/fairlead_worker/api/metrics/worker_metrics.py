@@ -19,6 +19,8 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 """Seconds: vLLM's buckets."""
 SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 """Tokens: vLLM's buckets."""
+Values = Mapping[tuple[str, ...], float]
+"""By the values of a metric's labels beside the model's name."""
 
 
 class Metrics:
@@ -37,28 +39,23 @@ class Metrics:
             "fairlead_request_success", "Finished sequences by reason.", (*labels, "finished_reason"), registry=self.registry
         )
         self._finished = {reason: finished.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")}
-        histogram = {
-            name: Histogram(f"fairlead_{name}", text, labels, buckets=buckets, registry=self.registry).labels(model_name)
-            for name, text, buckets in (
-                ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
-                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission.", LATENCY),
-                ("request_prefill_time_seconds", "From a sequence's admission to its first token.", LATENCY),
-                ("request_decode_time_seconds", "From a sequence's first token to its last.", LATENCY),
-                ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
+        self.time_to_first_token, self.queue_time, self.prefill_time, self.decode_time, self.e2e_latency = (
+            Histogram(f"fairlead_{name}", text, labels, buckets=LATENCY, registry=self.registry).labels(model_name)
+            for name, text in (
+                ("time_to_first_token_seconds", "From the request's arrival to its first token."),
+                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission."),
+                ("request_prefill_time_seconds", "From a sequence's admission to its first token."),
+                ("request_decode_time_seconds", "From a sequence's first token to its last."),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end."),
             )
-        }
+        )
         sizes = {
             name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES, self.registry)
             for name in ("prompt", "generation")
         }
         self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
-        self.time_to_first_token = histogram["time_to_first_token_seconds"]
         gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS, self.registry)
         self.inter_token_latency = gaps.labels(model_name=model_name)
-        self.e2e_latency = histogram["e2e_request_latency_seconds"]
-        self.queue_time = histogram["request_queue_time_seconds"]
-        self.prefill_time = histogram["request_prefill_time_seconds"]
-        self.decode_time = histogram["request_decode_time_seconds"]
         steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS, self.registry)
         self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
         stall = Counter(
@@ -69,17 +66,14 @@ class Metrics:
         )
         self._stall = stall.labels(model_name)
         engine.on_step = self._record_step
-        in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
-        self.in_flight = in_flight.labels(model_name)
-        joined = Gauge(
-            "fairlead_index_joined",
-            "1 while this worker is in the index, as far as it knows; 0 without an index.",
-            labels,
-            registry=self.registry,
+        self.in_flight, self.index_joined, self.index_full = (
+            Gauge(f"fairlead_{name}", text, labels, registry=self.registry).labels(model_name)
+            for name, text in (
+                ("http_requests_in_flight", "Inference requests being answered."),
+                ("index_joined", "1 while this worker is in the index, as far as it knows; 0 without an index."),
+                ("index_full", "1 while Redis has no room for new blocks of this worker."),
+            )
         )
-        self.index_joined = joined.labels(model_name)
-        full = Gauge("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", labels, registry=self.registry)
-        self.index_full = full.labels(model_name)
 
     def count_finished(self, reason: str) -> None:
         self._finished[reason].inc()
@@ -102,7 +96,7 @@ class _EngineCollector(Collector):
         load = self._engine.state.load
         host = load.host or HostLoad()
         used = load.pages_total - load.pages_free
-        for name, text, value in (
+        gauges = (
             ("num_requests_running", "Requests in the current step.", load.running),
             ("num_requests_waiting", "Requests that have not started.", load.waiting),
             (
@@ -118,11 +112,8 @@ class _EngineCollector(Collector):
             ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
             ("decode_step_seconds", "Time of a decode step: mean of recent ones, or the fastest while no request runs.", load.step_seconds),
             ("engine_ready", "1 if the engine is ready.", float(self._engine.serving)),
-        ):
-            gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
-            gauge.add_metric((self._model_name,), value)
-            yield gauge
-        for name, text, value in (
+        )
+        counters = (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
@@ -138,35 +129,23 @@ class _EngineCollector(Collector):
             ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
             ("host_kv_dropped_pages", "Pages dropped from the host tier.", host.dropped),
             ("engine_steps", "Steps of the engine.", load.steps),
-        ):
-            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
-            counter.add_metric((self._model_name,), value)
-            yield counter
-        hits = CounterMetricFamily(
-            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by tier.", labels=("model_name", "tier")
         )
-        hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
-        hits.add_metric((self._model_name, "host"), host.cached_tokens)
-        yield hits
+        for name, text, value in gauges:
+            yield self._gauge(name, text, {(): value})
+        for name, text, value in counters:
+            yield self._counter(name, text, {(): value})
+        tiers: Values = {("device",): load.cached_tokens - host.cached_tokens, ("host",): host.cached_tokens}
+        yield self._counter("prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by tier.", tiers, ("tier",))
         if (ready := self._engine.state.ready) is not None:
-            labels = ("model_name", "backend", "cpu_level", "decoder", "cuda_graphs", "overlap", "piecewise_graphs")
+            labels = ("backend", "cpu_level", "decoder", "cuda_graphs", "overlap", "piecewise_graphs")
             text = "Engine configuration: attention backend, CPU level, decoder, CUDA graphs, overlap, piecewise graphs (on or off)."
-            info = GaugeMetricFamily("fairlead_engine_info", text, labels=labels)
-            said = (ready.modes.cuda_graphs, ready.modes.overlap, ready.modes.piecewise_graphs)
-            modes = (mode.partition(":")[0] for mode in said)
-            info.add_metric((self._model_name, ready.backend, ready.cpu_level, ready.decoder, *modes), 1)
-            yield info
-            fallback = GaugeMetricFamily(
-                "fairlead_engine_fallback",
-                "1 if some CUDA graphs or overlap are off because they failed at the start. GET /server_info has the reason.",
-                labels=("model_name",),
-            )
-            fallback.add_metric((self._model_name,), float(bool(ready.modes.fallback)))
-            yield fallback
-        start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
-        for phase, seconds in self._engine.state.start_up.seconds.items():
-            start_up.add_metric((self._model_name, phase), seconds)
-        yield start_up
+            modes = (ready.modes.cuda_graphs, ready.modes.overlap, ready.modes.piecewise_graphs)
+            values = (ready.backend, ready.cpu_level, ready.decoder, *(mode.partition(":")[0] for mode in modes))
+            yield self._gauge("engine_info", text, {values: 1}, labels)
+            text = "1 if some CUDA graphs or overlap are off because they failed at the start. GET /server_info has the reason."
+            yield self._gauge("engine_fallback", text, {(): float(bool(ready.modes.fallback))})
+        phases: Values = {(phase,): seconds for phase, seconds in self._engine.state.start_up.seconds.items()}
+        yield self._gauge("start_up_seconds", "Time of each phase of the start.", phases, ("phase",))
         if load.drafts is not None:
             yield from self._collect_speculation(load.drafts)
 
@@ -177,11 +156,18 @@ class _EngineCollector(Collector):
             ("spec_decode_num_draft_tokens", "Tokens drafted.", drafts.tokens),
             ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.accepted),
         ):
-            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
-            counter.add_metric((self._model_name,), value)
-            yield counter
-        name, text = "fairlead_spec_decode_num_accepted_tokens_per_pos", "Drafts accepted up to this position, from 0."
-        counter = CounterMetricFamily(name, text, labels=("model_name", "position"))
-        for position, count in enumerate(drafts.accepted_at):
-            counter.add_metric((self._model_name, str(position)), count)
-        yield counter
+            yield self._counter(name, text, {(): value})
+        positions: Values = {(str(position),): count for position, count in enumerate(drafts.accepted_at)}
+        text = "Drafts accepted up to this position, from 0."
+        yield self._counter("spec_decode_num_accepted_tokens_per_pos", text, positions, ("position",))
+
+    def _gauge(self, name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
+        return self._fill(GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name", *labels)), values)
+
+    def _counter(self, name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
+        return self._fill(CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name", *labels)), values)
+
+    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+        for others, value in values.items():
+            family.add_metric((self._model_name, *others), value)
+        return family

@@ -26,15 +26,15 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, check_generates, prepare, resolve_sampling
-from fairlead_worker.api.generation.sampling import RequestOrigin, SamplingRequest, build_sampling_request
+from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.output.custom_input import CustomInput, read_input
 from fairlead_worker.api.output.tool_choice import ToolUse, parse_tool_use
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import ChatRequest, parse
-from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
+from fairlead_worker.api.tokenize import check_chat_template, read_tokenized_body
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
@@ -46,24 +46,13 @@ class ChatFormatter:
     whole_type = ChatCompletion
 
     def __init__(
-        self,
-        id: str,
-        encoder: PromptEncoder,
-        generation_request: GenerationRequest,
-        may_call: bool = False,
-        custom: Collection[str] = (),
-        reasoning: bool = True,
-        echo: str = "",
+        self, id: str, encoder: PromptEncoder, generation_request: GenerationRequest, request: ChatRequest, tool_use: ToolUse
     ) -> None:
-        """`may_call`: the content may be null. `custom`: names of custom tools. `reasoning`: show it.
-
-        `echo`: the prefix of every answer.
-        """
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._generation_request = generation_request
-        self._may_call, self._reasoning, self._echo = may_call, reasoning, echo
-        self._custom = custom
+        self._reasoning, self._echo = request.include_reasoning is not False, _echo(request)
+        self._may_call, self._custom = bool(tool_use.functions), tool_use.custom_names
         self._inputs: dict[tuple[int, int], CustomInput] = {}
         """Inputs of the custom tools that a stream calls, by choice and call."""
         self._no_reasoning = None if generation_request.choices[0].reasoning_tokens is not None else UNSET
@@ -134,20 +123,12 @@ class ChatFormatter:
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = await read_tokenized_body(worker, context)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
-        formatter = ChatFormatter(
-            request.request_id or context.request_id,
-            worker.encoder,
-            generation_request,
-            may_call=bool(tool_use.functions),
-            custom=tool_use.custom_names,
-            reasoning=request.include_reasoning is not False,
-            echo=_echo(request),
-        )
-        options = ReplyOptions.of(worker, request, model, formatter)
-        await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
+        formatter = ChatFormatter(request.request_id or context.request_id, worker.encoder, generation_request, request, tool_use)
+        writer = ChunkWriter(worker, request, model, formatter, generation_request)
+        await send_answer(context, worker, generation_request, writer, stream=bool(request.stream))
 
 
 async def check_chat(
@@ -165,7 +146,14 @@ async def check_chat(
     tool_use = parse_tool_use(request)
     is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
-    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, context, request, origin, size, most)
+    if prompt_tokens is not None:
+        prompt = prompt_tokens
+    elif request.messages is None:
+        raise invalid("messages: is missing; give a list of messages", param="messages")
+    else:  # refused before tokenizing if the prompt certainly has more than `most` tokens
+        prompt = await worker.encode(
+            lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
+        )
     constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
     if constraint is not None:
         grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
@@ -200,17 +188,6 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
     resolve_sampling(worker, sampling_request)
     worker.check_tokens(prompt, "messages")
     return len(prompt)
-
-
-async def encode_messages(
-    worker: Worker, context: RequestContext, request: ChatRequest, origin: RequestOrigin, size: int, most: int
-) -> "array[int]":
-    """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
-    if request.messages is None:
-        raise invalid("messages: is missing; give a list of messages", param="messages")
-    return await worker.encode(
-        lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
-    )
 
 
 def _echo(request: ChatRequest) -> str:

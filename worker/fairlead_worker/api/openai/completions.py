@@ -11,11 +11,11 @@ from fairlead_worker.api.generation.logprobs import CompletionLogprobsFormatter,
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import CompletionRequest, parse
-from fairlead_worker.api.tokenize import split_token_prefix
+from fairlead_worker.api.tokenize import TextOrTokens, list_texts, read_tokenized_body
 from fairlead_worker.api.worker import Worker
 
 MAX_SEQUENCES = 1024
@@ -85,7 +85,7 @@ class CompletionFormatter:
 
 async def completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = await read_tokenized_body(worker, context)
     request = parse(body, CompletionRequest, worker.max_model_len)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
@@ -97,24 +97,15 @@ async def completions(worker: Worker, context: RequestContext) -> None:
             sampling_request = replace(sampling_request, grammar=grammar)
         generation_request = prepare(worker, prompts, sampling_request, adapter)
         formatter = CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request)
-        options = ReplyOptions.of(worker, request, model, formatter)
-        await send_answer(context, worker, generation_request, ChunkWriter(generation_request, options), stream=bool(request.stream))
+        writer = ChunkWriter(worker, request, model, formatter, generation_request)
+        await send_answer(context, worker, generation_request, writer, stream=bool(request.stream))
 
 
 async def _prompts(
     worker: Worker, context: RequestContext, request: CompletionRequest, sampling_request: SamplingRequest
 ) -> "list[array[int]]":
     """Return the token ids of each prompt: one text, several texts, one list of token ids, or several."""
-    prompt = request.prompt
-    if prompt is None or prompt == []:
-        raise invalid("prompt: is missing; give a string, token ids, or a list of either", param="prompt")
-    texts: list[Any]
-    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
-        texts = [prompt]
-    elif all(isinstance(text, str) for text in prompt) or all(isinstance(text, list) for text in prompt):
-        texts = list(prompt)
-    else:
-        raise invalid("prompt: the list mixes strings and token ids", param="prompt")
+    texts = [text for _, text in list_texts("prompt", request.prompt)]
     if len(texts) * sampling_request.best_of > MAX_SEQUENCES:
         raise invalid(
             f"prompt: {len(texts)} prompts times {sampling_request.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt"
@@ -124,7 +115,7 @@ async def _prompts(
     # before they are tokenized: a list may take seconds
     worker.check_queue_limit(len(texts) * sampling_request.best_of, sampling_request.origin.tenant)
 
-    def encode(text: "str | list[int]") -> "array[int]":
-        return array("I", text) if isinstance(text, list) else worker.encoder.encode_text(text, special, sampling_request.origin.salt, most)
+    def encode(text: TextOrTokens) -> "array[int]":
+        return worker.encoder.encode_text(text, special, sampling_request.origin.salt, most) if isinstance(text, str) else array("I", text)
 
     return await worker.encode_list(encode, texts, [len(text) for text in texts], context.cpu)

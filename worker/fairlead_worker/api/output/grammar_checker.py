@@ -77,22 +77,18 @@ class GrammarChecker:
             raise busy(
                 f"{MAX_WAITING} of your requests wait for their grammars to be compiled", max(1, round(self._config.limits.grammar_timeout))
             )
-        # Shielded: after a disconnect, the reply must not stay in the pipe for the next grammar.
-        return await asyncio.shield(asyncio.ensure_future(self._check_in_turn(constraint, tenant, report_cpu)))
-
-    async def _check_in_turn(self, constraint: Constraint, tenant: str, report_cpu: Callable[[float], None]) -> Verdict:
         self._waiting[tenant] += 1
         try:
-            turn = await self._turns.acquire(tenant)
-            try:
-                # An equal grammar may have been checked while this one waited.
-                return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint, report_cpu))
-            finally:
-                self._turns.release(tenant, turn)
+            # The turn lasts as long as the check: after a disconnect, the reply must not stay in the pipe for the next grammar.
+            return await self._turns.run(tenant, lambda _: asyncio.ensure_future(self._check(constraint, report_cpu)))
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
+
+    async def _check(self, constraint: Constraint, report_cpu: Callable[[float], None]) -> Verdict:
+        """Return the verdict on a grammar in its turn. An equal one may have been checked while it waited."""
+        return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint, report_cpu))
 
     def _remember(self, constraint: Constraint, verdict: Verdict) -> Verdict:
         if verdict.error:

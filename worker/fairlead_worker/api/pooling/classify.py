@@ -1,17 +1,16 @@
 """`POST /classify`: the label of each text, by a model with a head. Scores of rerankers use the same head."""
 
 import math
-import time
 from array import array
 from collections.abc import Sequence
 
 from fairlead_worker.api.answers.pooling import Classification, ClassificationList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.embeddings import list_inputs
-from fairlead_worker.api.pooling.encode import Pair, PooledTexts, TextOrTokens, compute
-from fairlead_worker.api.pooling.schema import ClassifyRequest, PooledRequest
-from fairlead_worker.api.schema import parse
+from fairlead_worker.api.pooling.encode import Pair, PooledTexts, compute
+from fairlead_worker.api.pooling.schema import ClassifyRequest
+from fairlead_worker.api.schema import InferenceRequest, parse
+from fairlead_worker.api.tokenize import TextOrTokens, list_texts
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Activation, Classifier
 
@@ -20,13 +19,12 @@ async def classify(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), ClassifyRequest, worker.max_model_len)
     classifier = get_classifier(worker)
-    result, scores = await compute_scores(worker, context, request, list_inputs(request.input), request.use_activation)
+    result, scores = await compute_scores(worker, context, request, list_texts("input", request.input), request.use_activation)
     data = [
         Classification(index, classifier.labels[max(range(len(each)), key=each.__getitem__)], each, len(each))
         for index, each in enumerate(scores)
     ]
-    id, now = f"classify-{context.request_id}", int(time.time())
-    answer = ClassificationList(id=id, created=now, model=result.model, data=data, usage=result.usage())
+    answer = result.answer(ClassificationList, f"classify-{context.request_id}", data)
     await context.respond_json(answer, result.headers())
 
 
@@ -43,7 +41,7 @@ def get_classifier(worker: Worker) -> Classifier:
 async def compute_scores(
     worker: Worker,
     context: RequestContext,
-    request: PooledRequest,
+    request: InferenceRequest,
     texts: Sequence[tuple[str, TextOrTokens | Pair]],
     use_activation: bool | None,
 ) -> tuple[PooledTexts, list[list[float]]]:

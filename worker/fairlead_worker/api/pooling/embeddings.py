@@ -3,12 +3,9 @@
 import asyncio
 import math
 import sys
-import time
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
 from operator import mul
-from typing import Any
 
 import msgspec
 
@@ -16,33 +13,32 @@ from fairlead_common.protocols.paths import POOLING
 from fairlead_worker.api.answers.pooling import Embedding, EmbeddingList, PooledData, PooledList
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
-from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
+from fairlead_worker.api.tokenize import TextOrTokens, check_chat_template, list_texts, read_tokenized_body
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Pooling
 
 
 async def embeddings(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = await read_tokenized_body(worker, context)
     request = parse(body, EmbeddingRequest, worker.max_model_len)
     worker.check_model(request.model)
     dimensions = _check_dimensions(get_pooling(worker), request.dimensions)
     if request.messages is not None:
         inputs: list[tuple[str, TextOrTokens]] = [("messages", await _encode_messages(worker, context, request, len(body)))]
     else:
-        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else list_inputs(request.input, ", or messages")
-    result = await compute_embeddings(worker, context, request, inputs)
+        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else list_texts("input", request.input, ", or messages")
+    result = await compute(worker, context, request, inputs, get_pooling(worker).kind)
 
     def document() -> bytes:
         vectors = [_encode_vector(truncate_vector(vector, dimensions), request.encoding_format) for vector in result.vectors]
         if context.path == POOLING:
             pooled = [PooledData(index=index, data=vector) for index, vector in enumerate(vectors)]
-            id, now = f"pool-{context.request_id}", int(time.time())
-            return msgspec.json.encode(PooledList(id=id, created=now, model=result.model, data=pooled, usage=result.usage()))
+            return msgspec.json.encode(result.answer(PooledList, f"pool-{context.request_id}", pooled))
         data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
         return msgspec.json.encode(EmbeddingList(data, result.model, result.usage()))
 
@@ -80,20 +76,6 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
         size,
         context.cpu,
     )
-
-
-def list_inputs(given: str | Sequence[Any] | None, other: str = "") -> list[tuple[str, TextOrTokens]]:
-    """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several.
-
-    `other`: what can be given instead.
-    """
-    if given is None or (not isinstance(given, str) and not given):
-        raise invalid(f"input: is missing; give a string, token ids, or a list of either{other}", param="input")
-    if isinstance(given, str) or all(isinstance(token, int) for token in given):
-        return [("input", given)]
-    if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):
-        return [(f"input[{index}]", text) for index, text in enumerate(given)]
-    raise invalid("input: the list mixes strings and token ids", param="input")
 
 
 def _check_dimensions(pooling: Pooling, wanted: int | None) -> int | None:

@@ -1,38 +1,34 @@
 """Compute the pooled vectors or the logits of texts in the engine, for embeddings, scores, reranking and classification."""
 
-import logging
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
-
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
+from fairlead_common.protocols.answer import Answer
 from fairlead_common.protocols.paths import NO_EMBEDDINGS
 from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.answers.completions import PromptTokensDetails
-from fairlead_worker.api.answers.pooling import PromptUsage
+from fairlead_worker.api.answers.pooling import AnswerList, PromptUsage
 from fairlead_worker.api.engine.generation import Generation
 from fairlead_worker.api.engine.spans import MAX_TRACED, EngineSpans
 from fairlead_worker.api.errors import ApiError, failed, invalid, too_long
+from fairlead_worker.api.generation.run import log_finished
 from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
-from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
+from fairlead_worker.api.pooling.schema import MAX_TEXTS
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.request_cpu import RequestCpu
 from fairlead_worker.api.router_headers import read_origin
+from fairlead_worker.api.schema import InferenceRequest
+from fairlead_worker.api.tokenize import TextOrTokens
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Output, Pooling, PoolingKind, Sampling, Submit, Timing
 
-logger = logging.getLogger(__name__)
-
 INLINE_VALUES = 1 << 14
 """Vector values that are processed in the event loop. More of them go to a thread and do not delay streams."""
-
-TextOrTokens = str | Sequence[int]
-"""A text, or its token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,10 @@ class PooledTexts:
         tokens = sum(map(len, self.texts))
         return PromptUsage(tokens, tokens, PromptTokensDetails(self.cached_tokens))
 
+    def answer(self, kind: Callable[..., AnswerList], id: str, data: Sequence[Answer]) -> AnswerList:
+        """Return an answer of this kind."""
+        return kind(id=id, created=int(time.time()), model=self.model, data=data, usage=self.usage())
+
     def headers(self) -> dict[str, str]:
         """Return the headers that the router reads."""
         return {CACHED_HEADER: str(self.cached_tokens - self.hidden_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
@@ -75,17 +75,10 @@ def get_pooling(worker: Worker) -> Pooling:
     return pooling
 
 
-async def compute_embeddings(
-    worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, TextOrTokens]]
-) -> PooledTexts:
-    """Return the vectors of `texts`, as `compute` does."""
-    return await compute(worker, context, request, texts, get_pooling(worker).kind)
-
-
 async def compute(
     worker: Worker,
     context: RequestContext,
-    request: PooledRequest,
+    request: InferenceRequest,
     texts: Sequence[tuple[str, TextOrTokens | Pair]],
     kind: PoolingKind | Literal["classify"] | None,
 ) -> PooledTexts:
@@ -126,7 +119,7 @@ async def compute(
 
 
 def _tokens(
-    worker: Worker, request: PooledRequest, name: str, text: TextOrTokens | Pair, salt: str, firsts: "dict[str, array[int]]"
+    worker: Worker, request: InferenceRequest, name: str, text: TextOrTokens | Pair, salt: str, firsts: "dict[str, array[int]]"
 ) -> "tuple[array[int], int]":
     """Tokenize a text, truncate it if the request wants that, and check its vocabulary and length.
 
@@ -225,7 +218,7 @@ class PoolingRun:
             self.worker.metrics.count_finished("abort")
 
     def log_summary(self, request_id: str) -> None:
-        """Log one line of JSON, as for generation, without any text or token of the request."""
+        """Log what the request took, and finish its span."""
         line = {
             "request": request_id,
             "finish": [self.finish],
@@ -235,14 +228,6 @@ class PoolingRun:
             "cached_tokens": self.result.cached_tokens,
             "host_cached_tokens": sum(timing.host_cached_tokens for timing in self.timings),
             "output_tokens": 0,
-            "queue_ms": _ms([timing.queue_seconds for timing in self.timings]),
-            "prefill_ms": _ms([timing.prefill_seconds for timing in self.timings]),
-            "e2e_ms": _ms([time.monotonic() - self.start_time]),
-            "preemptions": sum(timing.preemptions for timing in self.timings),
         }
-        logger.info("finished %s", msgspec.json.encode(line).decode())
+        log_finished(line, self.timings, self.start_time)
         self.span.set({"gen_ai.usage.input_tokens": sum(map(len, self.result.texts)), "fairlead.cached_tokens": self.result.cached_tokens})
-
-
-def _ms(seconds: Sequence[float]) -> float | None:
-    return round(max(seconds) * 1000, 1) if seconds else None

@@ -6,24 +6,13 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.schema import Limit, TokenId
+from fairlead_worker.api.schema import InferenceRequest, TokenId
 
 MAX_TEXTS = 2048
 """Limit of one request: OpenAI's bound."""
 
 
-class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of all pooling requests. `None` always means that the field is absent."""
-
-    model: str | None = None
-    user: Annotated[str, Meta(max_length=256)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-
-
-class EmbeddingRequest(PooledRequest, frozen=True, kw_only=True):
+class EmbeddingRequest(InferenceRequest, frozen=True, kw_only=True):
     input: str | list[str | TokenId | list[TokenId]] | None = None
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
@@ -44,7 +33,7 @@ class EmbeddingRequest(PooledRequest, frozen=True, kw_only=True):
                 raise invalid(f"{name}: embeddings always have unit length; leave it out, or give true", param=name)
 
 
-class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
+class ScoreRequest(InferenceRequest, frozen=True, kw_only=True):
     """The two sides under any of their names, as in vLLM."""
 
     text_1: str | list[str] | None = None
@@ -61,7 +50,7 @@ class Document(msgspec.Struct, frozen=True):
     text: str
 
 
-class RerankRequest(PooledRequest, frozen=True, kw_only=True):
+class RerankRequest(InferenceRequest, frozen=True, kw_only=True):
     query: str | None = None
     documents: list[str | Document] | None = None
     top_n: Annotated[int, Meta(ge=0)] | None = None
@@ -69,6 +58,6 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     use_activation: bool | None = None
 
 
-class ClassifyRequest(PooledRequest, frozen=True, kw_only=True):
+class ClassifyRequest(InferenceRequest, frozen=True, kw_only=True):
     input: str | list[str | TokenId | list[TokenId]] | None = None
     use_activation: bool | None = None

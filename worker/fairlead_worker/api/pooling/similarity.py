@@ -1,7 +1,6 @@
 """`POST /score` and `/rerank`, as vLLM answers them: a reranker reads both texts as one input; else the cosine of their embeddings."""
 
 import asyncio
-import time
 from array import array
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from fairlead_worker.api.answers.pooling import RankedDocument, RankedText, Rank
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.pooling.classify import compute_scores
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, Pair, PooledTexts, compute_embeddings
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, Pair, PooledTexts, compute, get_pooling
 from fairlead_worker.api.pooling.schema import RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
@@ -29,9 +28,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
         raise invalid(message, param=left_name)
     result, scores = await _compare(worker, context, request, first, second)
     data = [Score(index=index, score=score) for index, score in enumerate(scores)]
-    id, now = f"score-{context.request_id}", int(time.time())
-    answer = ScoreList(id=id, created=now, model=result.model, data=data, usage=result.usage())
-    await context.respond_json(answer, result.headers())
+    await context.respond_json(result.answer(ScoreList, f"score-{context.request_id}", data), result.headers())
 
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
@@ -63,7 +60,7 @@ async def _compare(
     if classifier is None:
         if request.use_activation is False:
             raise invalid("use_activation: only for models with a head; a cosine has no activation", param="use_activation")
-        result = await compute_embeddings(worker, context, request, [*first, *second])
+        result = await compute(worker, context, request, [*first, *second], get_pooling(worker).kind)
         return result, await _compute_cosines(result.vectors[: len(first)], result.vectors[len(first) :])
     if len(classifier.labels) > 1:
         message = f"this model has {len(classifier.labels)} labels, and a score needs a model with one: use /classify"

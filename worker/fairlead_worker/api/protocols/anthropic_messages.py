@@ -25,7 +25,7 @@ from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat
 from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.schema import ChatRequest, parse
-from fairlead_worker.api.tokenize import split_token_prefix
+from fairlead_worker.api.tokenize import read_tokenized_body
 from fairlead_worker.api.worker import Worker
 
 _STOP_REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -88,7 +88,7 @@ class MessagesWriter:
 
 async def messages(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, raw = await read_tokenized_body(worker, context)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED) as tool_fields:
         if body.max_tokens is None:

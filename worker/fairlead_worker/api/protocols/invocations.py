@@ -1,11 +1,9 @@
 """`POST /invocations`, the only inference path of SageMaker: the fields of the body choose the API, as in vLLM."""
 
-from collections.abc import Awaitable, Callable
-
 import msgspec
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.http import Handler, RequestContext
 from fairlead_worker.api.openai.chat import chat_completions
 from fairlead_worker.api.openai.completions import completions
 from fairlead_worker.api.pooling.classify import classify
@@ -14,8 +12,6 @@ from fairlead_worker.api.pooling.similarity import SIDES, rerank, score
 from fairlead_worker.api.schema import check_size
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Ready
-
-Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
 
 async def invocations(worker: Worker, context: RequestContext) -> None:

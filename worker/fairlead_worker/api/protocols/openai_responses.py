@@ -35,7 +35,7 @@ from fairlead_worker.api.protocols.openai_response_items import ResponseItems, S
 from fairlead_worker.api.protocols.stored_responses import read_conversation, response_keys, save_response
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.schema import parse
-from fairlead_worker.api.tokenize import split_token_prefix
+from fairlead_worker.api.tokenize import read_tokenized_body
 from fairlead_worker.api.worker import Worker
 
 _State = Literal["response.completed", "response.incomplete"]
@@ -164,7 +164,7 @@ class ResponsesWriter:
 
 async def responses(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, raw = await read_tokenized_body(worker, context)
     body = parse(raw, ResponsesBody)
     keys = response_keys(worker, context, body)
     conversation = await read_conversation(worker, context, keys, body)

@@ -11,19 +11,14 @@ REFUSED = {
     "stream_options": "`include_obfuscation: true` is refused",
 }
 """Fields with some unsupported values that get a 400. Fields that are wholly unsupported are in `unsupported_fields.py`."""
-_MODEL = "a served name or the name of a LoRA adapter; default: the first served name"
-_PRIORITY = "lower values run first"
-_USER = "at most 256 characters; one user cannot hold the whole batch while others wait"
-_TEMPLATE = "replaces the model's template; needs `--trust-request-chat-template`, else 400"
-_TEMPLATE_VARIABLES = "variables for the chat template; `chat_template` is not one of them"
 NOTES = {
     "add_special_tokens": "adds the tokenizer's special tokens to the prompt",
     "allowed_token_ids": "not empty",
     "cache_salt": "prompts with different salts share no cached KV, as in vLLM",
     "bad_words": "1 to 128 characters each, not only spaces; one can appear if no other token is possible",
     "best_of": "at least `n`; more than `n` only without `stream`",
-    "chat_template": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE_VARIABLES,
+    "chat_template": "replaces the model's template; needs `--trust-request-chat-template`, else 400",
+    "chat_template_kwargs": "variables for the chat template; `chat_template` is not one of them",
     "documents": "for chat templates that read documents",
     "guided_choice": "1 to 1024 strings; same as `structured_outputs.choice`",
     "guided_grammar": "same as `structured_outputs.grammar`",
@@ -36,8 +31,8 @@ NOTES = {
     "logit_bias": "token ids as keys, values from -100 to 100, at most 1024 entries",
     "max_completion_tokens": "default: `max_tokens`; without both, up to the end of the context",
     "min_tokens": "at most `max_tokens`",
-    "model": _MODEL,
-    "priority": _PRIORITY,
+    "model": "a served name or the name of a LoRA adapter; default: the first served name",
+    "priority": "lower values run first",
     "prompt": "at most 1024 sequences, counted times `n` or `best_of`",
     "prompt_logprobs": "only without `stream`",
     "regex": "SGLang's name of `guided_regex`",
@@ -61,7 +56,7 @@ NOTES = {
     "reasoning; -1: no bound. 400 for a model without reasoning, and for gpt-oss",
     "truncate_prompt_tokens": "keeps this many tokens of the prompt; -1: as many as leave room for `max_tokens`; 0 is refused",
     "truncation_side": "`left` (default) keeps the last tokens of a truncated prompt, `right` the first",
-    "user": _USER,
+    "user": "at most 256 characters; one user cannot hold the whole batch while others wait",
     "top_logprobs": "only with `logprobs`",
 }
 OWN_NOTES: dict[str, dict[str, str]] = {
@@ -90,12 +85,10 @@ POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
 }
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 _FIRST, _SECOND = "a text, or as many texts as the other side has", "a text, or an array of texts"
-POOLED_NOTES = {
+POOLED_NOTES = NOTES | {
     "add_generation_prompt": "default: false; only with `messages`",
     "add_special_tokens": "default: false; only with `messages`",
     "cache_salt": "string; same as in completions",
-    "chat_template": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE_VARIABLES,
     "continue_final_message": "default: false; true leaves the last message open",
     "data_1": "same as `text_1`",
     "data_2": "same as `text_2`",
@@ -108,9 +101,7 @@ POOLED_NOTES = {
     "input": "a text, token ids, or an array of either, at most 2048; none empty or longer than the context",
     "items": "same as `text_2`",
     "messages": "same as in chat completions; give either `messages` or `input`",
-    "model": _MODEL,
     "normalize": "true: embeddings have unit length; false is refused",
-    "priority": _PRIORITY,
     "queries": "same as `text_1`",
     "query": "a text",
     "return_documents": "default: true",
@@ -120,17 +111,13 @@ POOLED_NOTES = {
     "truncate_prompt_tokens": "keeps this many tokens of each text; -1: as many as the context holds; 0 is refused",
     "truncation_side": "`left` keeps the last tokens of a truncated text, `right` the first; default: `left`, and `right` for encoders",
     "use_activation": "default: true; false returns logits of a model with a head; refused for embeddings, which have unit length",
-    "user": _USER,
 }
 TOKEN_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
-TOKEN_NOTES = {
+TOKEN_NOTES = NOTES | {
     "add_generation_prompt": "default: true; only with `messages`",
     "add_special_tokens": "default: true for a prompt; false for messages, because chat templates write them",
-    "chat_template": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE_VARIABLES,
     "continue_final_message": "default: false; true leaves the last message open",
     "messages": "same as in chat completions; give either `messages` or `prompt`",
-    "model": _MODEL,
     "prompt": "a text, which may be longer than the context",
     "return_token_strs": "default: false; true returns each token as the vocabulary writes it",
     "tokens": "required; token ids; ids outside the vocabulary are left out of the text",

@@ -60,7 +60,9 @@ def _list_structs(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 def _describe_struct(schema: dict[str, Any], kind: type[msgspec.Struct]) -> None:
     """Add the strings below the fields, in place. In an answer, every field is there unless its default is UNSET."""
-    notes = _read_field_notes(kind.__module__).get(kind.__name__, {})
+    notes: dict[str, str] = {}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(msgspec.Struct)]):
+        notes |= _read_field_notes(base.__module__).get(base.__name__, {})
     for name, node in schema["properties"].items():
         node.pop("default", None)
         if len(values := node.get("enum", ())) == 1:
