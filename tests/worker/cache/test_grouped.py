@@ -10,9 +10,10 @@ from tests.worker.cache.test_cache import ROOT, cached_pages, tokens
 from tests.worker.cache.test_promises import apply
 
 from fairlead_index.hashing import block_hashes, extend
-from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.grouped_lease import GroupedLease
 from fairlead_worker.cache.groups import CacheGroups
+from fairlead_worker.cache.make import make_cache
 from fairlead_worker.cache.pages import OutOfPages, PagePool
 
 PAGE = 4
