@@ -105,7 +105,7 @@ class RunnerBuilder:
         loaded, steps = self.loaded, self.steps
         self._spec = KVSpec(loaded.layers, self.page_size, loaded.dtype, loaded.device, loaded.kv_scales)
         groups, self._why_one_group = choose_groups(
-            self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None, self.host_kv_cache_bytes > 0
+            self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None
         )
         self._spec = replace(self._spec, groups=() if loaded.states else groups)
         if self.draft is not None:
