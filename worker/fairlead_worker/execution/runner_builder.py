@@ -18,7 +18,7 @@ from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
-from fairlead_worker.kernels.registry import backend_name, make_backend
+from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.kernels.states import StatefulBackend, StateStore, count_slots, count_token_pages, describe_states
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
@@ -104,9 +104,7 @@ class RunnerBuilder:
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
         self._spec = KVSpec(loaded.layers, self.page_size, loaded.dtype, loaded.device, loaded.kv_scales)
-        groups, self._why_one_group = choose_groups(
-            self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None
-        )
+        groups, self._why_one_group = choose_groups(self._spec, loaded.max_model_len, self.draft is not None)
         self._spec = replace(self._spec, groups=() if loaded.states else groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)

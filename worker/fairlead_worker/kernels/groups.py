@@ -39,10 +39,8 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple
     return tuple(of[number if layer.source is None else layer.source] for number, layer in enumerate(layers)), ""
 
 
-def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool) -> tuple[tuple[int, ...], str]:
-    """Return the same for layers that the attention `backend` serves, with these settings."""
-    if backend == "flashinfer" or spec.device.type != "cpu":
-        return (), "plans and CUDA graphs of a GPU take one page table"
+def choose_groups(spec: KVSpec, max_model_len: int, has_draft: bool) -> tuple[tuple[int, ...], str]:
+    """Return the same for a model, perhaps with a draft model, whose layers use the pages of the first group."""
     groups, why_one = group_layers(spec.layers, max_model_len)
     if groups and not any(groups) and has_draft:
         return (), "a draft model reads all tokens"

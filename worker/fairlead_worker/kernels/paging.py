@@ -32,6 +32,13 @@ class Paging:
     """Whether every row has one query: a decode-only step."""
     zeros: torch.Tensor | None = None
     """[T] of zeros on the device, if KV is stored in float8 (`float8.Float8Store`)."""
+    others: tuple[torch.Tensor, ...] = ()
+    """`page_indices` of each group of layers after the first one (`kernels/groups.py`). The rest is the same for all of them."""
+
+    @property
+    def each(self) -> "list[Paging]":
+        """Return the arrays of each group of layers."""
+        return [self, *(replace(self, page_indices=indices, others=()) for indices in self.others)]
 
 
 def plan_pages(step: PackedStep, page_size: int) -> Paging:
@@ -49,6 +56,7 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         rows=torch.from_numpy(rows),
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
+        others=tuple(group.page_indices for group in step.others),
     )
 
 
@@ -56,14 +64,16 @@ def select_rows(paging: Paging, begin: int, end: int) -> Paging:
     """Return the arrays of rows `begin` to `end` alone, for a plan of their own."""
     first, last = int(paging.query_indptr[begin]), int(paging.query_indptr[end])
     pages = paging.page_indptr[begin : end + 1]
+    chosen = slice(int(pages[0]), int(pages[-1]))
     return Paging(
         query_indptr=paging.query_indptr[begin : end + 1] - first,
         page_indptr=pages - pages[0],
-        page_indices=paging.page_indices[int(pages[0]) : int(pages[-1])],
+        page_indices=paging.page_indices[chosen],
         last_page_len=paging.last_page_len[begin:end],
         rows=paging.rows[first:last] - begin,
         positions=paging.positions[first:last],
         single=last - first == end - begin,
+        others=tuple(indices[chosen] for indices in paging.others),
     )
 
 
@@ -86,7 +96,8 @@ def pad_rows(paging: Paging, rows: int) -> Paging:
 def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
-    return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
+    pinned = {name: getattr(paging, name).pin_memory() for name in parts}
+    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others))
 
 
 @dataclass(frozen=True, slots=True)

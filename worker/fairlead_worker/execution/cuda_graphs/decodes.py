@@ -24,7 +24,7 @@ import torch
 
 from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder, Recorder
 from fairlead_worker.execution.forward import Forward
-from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.base import Backend, GroupPages, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
 from fairlead_worker.kernels.states import StatefulBackend
@@ -76,8 +76,9 @@ class GraphedDecodes:
         """
         self._forward, self._backend, self._slots, self._group = forward, backend, slots, group
         self.recorder = recorder
-        self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
-        """Page tables of the step that is replayed, shared by all graphs."""
+        pages = most * -(-context // backend.spec.page_size)
+        self._pages = torch.zeros(backend.spec.num_groups, pages, dtype=torch.int32, device=backend.spec.device)
+        """Page tables of the step that is replayed, for each group of layers, shared by all graphs."""
         self.sizes = batch_sizes(most)
         self.failure = ""
         """Why decodes cannot be recorded; empty if they can."""
@@ -212,26 +213,31 @@ class _Graph:
         device = backend.spec.device
         self._backend, self._size = backend, size
         self._padding = backend.padding_page
+        slots = torch.full((size,), self._padding * backend.spec.page_size, device=device)
+        table = torch.full((size,), self._padding, dtype=torch.int32)
         self._inputs = PackedStep(
             tokens=torch.zeros(size, dtype=torch.int64, device=device),
             positions=torch.zeros(size, dtype=torch.int64, device=device),
-            slots=torch.full((size,), self._padding * backend.spec.page_size, device=device),
+            slots=slots,
             starts=[0] * size,
             counts=[1] * size,
             page_indptr=torch.arange(size + 1, dtype=torch.int32),
-            page_indices=torch.full((size,), self._padding, dtype=torch.int32),
+            page_indices=table,
             sampling=torch.arange(size, device=device),
+            others=[GroupPages(slots, table)] * (len(pages) - 1),
         )
         self._paging = Paging(
             query_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
             page_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
-            page_indices=pages,
+            page_indices=pages[0],
             last_page_len=torch.ones(size, dtype=torch.int32, device=device),
             rows=torch.arange(size, dtype=torch.int32, device=device),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
             single=not joins,
             zeros=torch.zeros(size, dtype=torch.int32, device=device),
+            others=tuple(pages[1:]),
         )
+        self._pagings = self._paging.each
         self._wrappers = backend.graph_wrappers(self._paging)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
@@ -270,10 +276,11 @@ class _Graph:
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
-        backend.store(layer, self._paging, key, value)
+        plan = backend.keys_of[layer]
+        backend.store(layer, self._pagings[plan[0]], key, value)
         queries = query.to(backend.spec.dtype)
         output = backend.make_output(layer, queries)
-        backend.run(self._wrappers[backend.spec.layers[layer]], layer, queries, output)
+        backend.run(self._wrappers[plan], layer, queries, output)
         return output.to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
@@ -293,16 +300,20 @@ class _Graph:
         def longer(part: torch.Tensor, value: int) -> torch.Tensor:
             return torch.nn.functional.pad(part, (0, more), value=value)
 
-        return replace(
+        def padded(pages: GroupPages) -> GroupPages:
+            slots = longer(pages.slots, self._padding * self._backend.spec.page_size)
+            return GroupPages(slots, longer(pages.page_indices, self._padding))
+
+        first, *others = map(padded, (GroupPages(step.slots, step.page_indices), *step.others))
+        whole = replace(
             step,
             tokens=longer(step.tokens, 0),
             positions=longer(step.positions, 0),
-            slots=longer(step.slots, self._padding * self._backend.spec.page_size),
             starts=[*step.starts, *[0] * more],
             counts=[*step.counts, *[1] * more],
             page_indptr=torch.cat((step.page_indptr, torch.arange(end + 1, end + more + 1, dtype=torch.int32))),
-            page_indices=longer(step.page_indices, self._padding),
         )
+        return whole.with_pages(first, others)
 
 
 def describe_failure(error: BaseException) -> str:
