@@ -1,4 +1,4 @@
-"""Layers in groups on FlashInfer interpreted: each group has its own plan and page tables, in plain steps and in graphs."""
+"""Layers in groups, and latents, on FlashInfer interpreted: each group has its own plan and page tables, in plain steps and in graphs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu.batches import packed
+from tests.models import save_model
 from tests.worker.execution.replayed import KERNELS, PAGE, Replayed
 
 from fairlead.random_model import make_model
@@ -61,10 +62,19 @@ STEPS = [[(23, 1), (5, 1), (0, 1), (12, 1)], [(30, 1)], [(0, 19)], [(7, 1), (25,
 DRAFTED = [(10, 1), (11, 1), (12, 1), (3, 1)]
 
 
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("latents")
+    save_model("deepseek_v3", folder, kv_lora_rank=512, qk_rope_head_dim=64, max_position_embeddings=64)
+    return load_model(str(folder), dtype="float16")
+
+
+@pytest.mark.parametrize(("model", "groups", "kinds"), [("loaded", 3, 2), ("latents", 1, 1)])
 @torch.inference_mode()
-def test_graphs_replay_plain_steps(loaded: LoadedModel) -> None:
+def test_graphs_replay_plain_steps(model: str, groups: int, kinds: int, request: pytest.FixtureRequest) -> None:
+    loaded = request.getfixturevalue(model)
     spec, recorder = spec_of(loaded), Replayed()
-    assert spec.num_groups == 3 and len(set(spec.layers)) == 2
+    assert spec.num_groups == groups and len(set(spec.layers)) == kinds
     oracle = ModelRunner(loaded, filled(ReferenceBackend(spec, PAGES + 1)))
     plain, graphed = (ModelRunner(loaded, filled(FlashInferBackend(spec, PAGES, KERNELS))) for _ in range(2))
     graphed.graphs = graphs_for(graphed.forward, graphed.backend, 4, 64, recorder, verifies=True)

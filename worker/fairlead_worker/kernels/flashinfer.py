@@ -19,11 +19,15 @@ from torch import Tensor
 
 from fairlead_worker.kernels import hopper
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
-from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
+from fairlead_worker.kernels.flashinfer_latents import fits, make_latent_wrapper, plan_latents, store_latents
+from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, LatentWrapper, Library, PrefillWrapper, library
+from fairlead_worker.kernels.flashinfer_support import unsupported
 from fairlead_worker.kernels.flashinfer_trial import build_fa3, build_kind, build_store
 from fairlead_worker.kernels.flashinfer_wrappers import (
+    AnyWrapper,
     GraphWrappers,
     Key,
+    LatentWrappers,
     StepPart,
     Wrappers,
     make_graph_wrappers,
@@ -79,14 +83,14 @@ class FlashInferBackend:
         self._left_out: dict[LayerSpec, str] = {}
         self.keys_of = [*zip(spec.groups or (0,) * len(spec.layers), spec.layers, strict=True)]
         """The key of each layer."""
-        self._wrappers: dict[Key, Wrappers] = {}
+        self._wrappers: dict[Key, Wrappers | LatentWrappers] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8, device=spec.device)
         self._float8: Float8Store | None = None
         """None: KV has 16 bits, or FlashInfer's kernel does not run here, and torch rounds."""
         if spec.scales is not None:
             self._float8 = Float8Store(self._library, LAYOUT, {kind.key_dim for kind in spec.layers}, spec.device)
         for kind in dict.fromkeys(spec.layers):
-            if reason := unsupported(kind, spec.dtype):
+            if reason := unsupported(kind, spec.dtype, spec.scales is not None):
                 self.leave_out(kind, reason)
         self._make_wrappers()
         # A plan stages its schedule in pinned memory that the next plan overwrites. The next plan must wait until the copy completes.
@@ -97,13 +101,16 @@ class FlashInferBackend:
         if not keys:
             return
         # The decode wrapper requires zeros. One workspace serves all wrappers, because runs follow each other on one stream.
-        size = workspace_bytes([kind for _, kind in keys], processors(self.spec.device))
+        size = workspace_bytes([kind for _, kind in keys if not kind.value_in_key], processors(self.spec.device))
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.spec.device)
         assert self._library is not None
         prefill, decode = self._library.BatchPrefillWithPagedKVCacheWrapper, self._library.BatchDecodeWithPagedKVCacheWrapper
         auto = self._prefill_kernels == "auto"
         with_fa3 = auto and hopper.is_supported(self.spec.device, self.spec.scales is not None)
         for key in keys:
+            if key[1].value_in_key:
+                self._wrappers[key] = LatentWrappers(*(make_latent_wrapper(self._library, self._workspace, "fa2") for _ in range(2)))
+                continue
             self._wrappers[key] = Wrappers(
                 prefill(self._workspace, LAYOUT, backend="fa2" if auto else self._prefill_kernels),
                 decode(self._workspace, LAYOUT, use_tensor_cores=uses_tensor_cores(key[1], self.spec), backend="fa2"),
@@ -150,13 +157,22 @@ class FlashInferBackend:
         """Plan the rows of `paging`, which begin at row `first` of the step. The first part begins at token 0, and has one token a row."""
         part = StepPart(slice(first, first + len(paging.rows)), {}, {})
         each = paging.each
-        for key in self._wrappers:
+        for key in filter(lambda key: self._serves(key[1], step), self._wrappers):
             part.wrappers[key] = self._plan_key(key, step, each[key[0]], part)
         return part
 
-    def _plan_key(self, key: Key, step: PackedStep, paging: Paging, part: StepPart) -> PrefillWrapper | DecodeWrapper:
+    def _serves(self, kind: LayerSpec, step: PackedStep) -> bool:
+        """Return whether FlashInfer serves layers of `kind` in this step. Keys of latents may be split, by the lengths of other rows."""
+        return not kind.value_in_key or (not self.batch_invariant and fits(step, kind))
+
+    def _plan_key(self, key: Key, step: PackedStep, paging: Paging, part: StepPart) -> AnyWrapper:
         """`paging`: of the key's group."""
         wrappers, (group, kind) = self._wrappers[key], key
+        if isinstance(wrappers, LatentWrappers):
+            wrapper = wrappers.decode if paging.single else wrappers.prefill
+            assert self._library is not None
+            plan_latents(kind, self.spec, self._library, wrapper, paging)
+            return wrapper
         if self.batch_invariant:
             least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
             wider, tiles = pad_to_tile(paging, step.of_groups()[group], self.spec.page_size, least)
@@ -177,7 +193,7 @@ class FlashInferBackend:
         into the buffers of `paging`, sized for any plan.
         """
         assert self._library is not None
-        kinds = [kind for kind in self.kinds if uses_tensor_cores(kind, self.spec) or not paging.single]
+        kinds = [kind for kind in self.kinds if not kind.value_in_key and (uses_tensor_cores(kind, self.spec) or not paging.single)]
         needed = graph_workspace_bytes(kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first
             self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
@@ -190,7 +206,10 @@ class FlashInferBackend:
         device = self.spec.device
         each = [replace(part, page_indices=to_device(part.page_indices, device)) for part in paging.each]
         for (group, kind), wrapper in wrappers.items():
-            if paging.single:
+            if kind.value_in_key:
+                assert self._library is not None
+                plan_latents(kind, self.spec, self._library, cast(LatentWrapper, wrapper), each[group])
+            elif paging.single:
                 plan_decodes(kind, self.spec, cast(DecodeWrapper, wrapper), each[group])
             else:
                 plan_prefill(kind, self.spec, cast(PrefillWrapper, wrapper), each[group], disable_split_kv=self.batch_invariant)
@@ -209,8 +228,9 @@ class FlashInferBackend:
 
     def _prepare_fa3(self, kind: LayerSpec) -> None:
         """Build or load fa3's kernels for `kind` and run them once. Prefills use fa2, with a warning, if that fails."""
-        before = {key: wrappers for key, wrappers in self._wrappers.items() if key[1] == kind and wrappers.hopper is not None}
-        if not before or self.batch_invariant:
+        every = {key: wrappers for key, wrappers in self._wrappers.items() if key[1] == kind}
+        before = {key: wrappers for key, wrappers in every.items() if isinstance(wrappers, Wrappers)}
+        if self.batch_invariant or not any(wrappers.hopper for wrappers in before.values()):
             return
         for key, wrappers in before.items():
             assert wrappers.hopper is not None
@@ -243,6 +263,9 @@ class FlashInferBackend:
         assert self._library is not None
         if self.spec.layers[layer].source is not None:
             return
+        if self.spec.layers[layer].value_in_key:
+            store_latents(self._library, paging, dense(key.to(self.spec.dtype)), self.keys[layer])
+            return
         key, value = (dense(part.to(self.spec.dtype)) for part in (key, value))
         pages, scale = (self.keys[layer], self.values[layer]), self.spec.scale(layer)
         if self._float8 is not None:
@@ -262,8 +285,12 @@ class FlashInferBackend:
             LAYOUT,
         )
 
-    def run(self, wrapper: PrefillWrapper | DecodeWrapper, layer: int, queries: Tensor, output: Tensor) -> None:
+    def run(self, wrapper: AnyWrapper, layer: int, queries: Tensor, output: Tensor) -> None:
         """Write the attention of queries [T, heads, key_dim] by the latest plan of `wrapper` into `output` [T, heads, value_dim]."""
+        if self.spec.layers[layer].value_in_key:
+            cast(LatentWrapper, wrapper).run(query=queries.contiguous(), kv_cache=self.keys[layer][:, :, 0], out=output)
+            return
+        wrapper = cast(PrefillWrapper | DecodeWrapper, wrapper)
         scale = self.spec.scale(layer)
         factor = None if scale == 1 else scale
         wrapper.run(dense(queries), (self.keys[layer], self.values[layer]), out=output, k_scale=factor, v_scale=factor)

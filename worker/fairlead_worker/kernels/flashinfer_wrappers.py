@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
-from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper
+from fairlead_worker.kernels.flashinfer_latents import make_latent_wrapper
+from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, LatentWrapper, Library, PrefillWrapper
 from fairlead_worker.kernels.paging import Paging, Tiles
 
 TENSOR_CORE_GROUP = 4
@@ -14,7 +15,8 @@ TENSOR_CORE_GROUP = 4
 
 Key = tuple[int, LayerSpec]
 """What one plan serves: a group of layers, which has page tables of its own, and a kind of layer."""
-GraphWrappers = Mapping[Key, PrefillWrapper | DecodeWrapper]
+AnyWrapper = PrefillWrapper | DecodeWrapper | LatentWrapper
+GraphWrappers = Mapping[Key, AnyWrapper]
 """Those of a graph: all for prefills, or all for decodes."""
 
 
@@ -29,11 +31,19 @@ class Wrappers:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWrappers:
+    """The wrappers of one key whose layers have latents."""
+
+    prefill: LatentWrapper
+    decode: LatentWrapper
+
+
+@dataclass(frozen=True, slots=True)
 class StepPart:
     """Rows of a step that one plan covers, for each key."""
 
     tokens: slice
-    wrappers: dict[Key, PrefillWrapper | DecodeWrapper]
+    wrappers: dict[Key, AnyWrapper]
     tiles: dict[Key, Tiles]
     """Of kinds whose queries are padded."""
 
@@ -85,33 +95,33 @@ def plan_decodes(kind: LayerSpec, spec: KVSpec, wrapper: DecodeWrapper, paging: 
 def make_graph_wrappers(library: Library, workspace: Tensor, keys: Iterable[Key], spec: KVSpec, paging: Paging) -> GraphWrappers:
     """Make the wrappers of a graph, whose plans write the page tables into the buffers of `paging`."""
     each = paging.each
+    return {(group, kind): _make_graph_wrapper(library, workspace, kind, spec, each[group]) for group, kind in keys}
+
+
+def _make_graph_wrapper(library: Library, workspace: Tensor, kind: LayerSpec, spec: KVSpec, paging: Paging) -> AnyWrapper:
+    if kind.value_in_key:
+        return make_latent_wrapper(library, workspace, "fa2", paging)
     if not paging.single:
-        return {
-            (group, kind): library.BatchPrefillWithPagedKVCacheWrapper(
-                workspace,
-                LAYOUT,
-                backend="fa2",
-                use_cuda_graph=True,
-                qo_indptr_buf=paging.query_indptr,
-                paged_kv_indptr_buf=paging.page_indptr,
-                paged_kv_indices_buf=each[group].page_indices,
-                paged_kv_last_page_len_buf=paging.last_page_len,
-            )
-            for group, kind in keys
-        }
-    return {
-        (group, kind): library.BatchDecodeWithPagedKVCacheWrapper(
+        return library.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             LAYOUT,
-            use_tensor_cores=uses_tensor_cores(kind, spec),
             backend="fa2",
             use_cuda_graph=True,
-            paged_kv_indptr_buffer=paging.page_indptr,
-            paged_kv_indices_buffer=each[group].page_indices,
-            paged_kv_last_page_len_buffer=paging.last_page_len,
+            qo_indptr_buf=paging.query_indptr,
+            paged_kv_indptr_buf=paging.page_indptr,
+            paged_kv_indices_buf=paging.page_indices,
+            paged_kv_last_page_len_buf=paging.last_page_len,
         )
-        for group, kind in keys
-    }
+    return library.BatchDecodeWithPagedKVCacheWrapper(
+        workspace,
+        LAYOUT,
+        use_tensor_cores=uses_tensor_cores(kind, spec),
+        backend="fa2",
+        use_cuda_graph=True,
+        paged_kv_indptr_buffer=paging.page_indptr,
+        paged_kv_indices_buffer=paging.page_indices,
+        paged_kv_last_page_len_buffer=paging.last_page_len,
+    )
 
 
 def _to_the_left(kind: LayerSpec) -> int:

@@ -35,6 +35,9 @@ class Paging:
     others: tuple[torch.Tensor, ...] = ()
     """`page_indices` of each group of layers after the first one (`kernels/groups.py`). The rest is the same for all of them."""
 
+    lengths: torch.Tensor | None = None
+    """[R]: tokens of each row's KV after this step's are stored."""
+
     @property
     def each(self) -> "list[Paging]":
         """Return the arrays of each group of layers."""
@@ -57,6 +60,7 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
         others=tuple(group.page_indices for group in step.others),
+        lengths=torch.from_numpy(starts + counts),
     )
 
 
@@ -74,6 +78,7 @@ def select_rows(paging: Paging, begin: int, end: int) -> Paging:
         positions=paging.positions[first:last],
         single=last - first == end - begin,
         others=tuple(indices[chosen] for indices in paging.others),
+        lengths=None if paging.lengths is None else paging.lengths[begin:end],
     )
 
 
@@ -90,6 +95,7 @@ def pad_rows(paging: Paging, rows: int) -> Paging:
         page_indptr=longer(paging.page_indptr, int(paging.page_indptr[-1])),
         last_page_len=longer(paging.last_page_len, 1),
         single=False,
+        lengths=None if paging.lengths is None else longer(paging.lengths, 0),
     )
 
 
@@ -97,7 +103,8 @@ def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
     pinned = {name: getattr(paging, name).pin_memory() for name in parts}
-    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others))
+    lengths = None if paging.lengths is None else paging.lengths.pin_memory()
+    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others), lengths=lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,10 @@ class _Graph:
             single=not joins,
             zeros=torch.zeros(size, dtype=torch.int32, device=device),
             others=tuple(pages[1:]),
+            lengths=torch.ones(size, dtype=torch.int32, device=device),
         )
         self._pagings = self._paging.each
+        self._has_latents = any(kind.value_in_key for kind in backend.kinds)
         self._wrappers = backend.graph_wrappers(self._paging)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
@@ -284,12 +286,14 @@ class _Graph:
         return output.to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
-        backend, size = self._backend, self._backend.spec.page_size
+        backend, size, device = self._backend, self._backend.spec.page_size, self._paging.rows.device
         if self._paging.single:
-            backend.plan_graph(self._wrappers, plan_pages(step, size))
-            return
-        paging = pad_rows(plan_pages(join_rows(step) or step, size), self._size)
-        self._paging.rows.copy_(to_device(paging.rows, self._paging.rows.device))
+            paging = plan_pages(step, size)
+        else:
+            paging = pad_rows(plan_pages(join_rows(step) or step, size), self._size)
+            self._paging.rows.copy_(to_device(paging.rows, device))
+        if self._has_latents:  # their plans do not write it
+            self._paging.last_page_len.copy_(to_device(paging.last_page_len, device))
         backend.plan_graph(self._wrappers, paging)
 
     def _pad(self, step: PackedStep) -> PackedStep:
