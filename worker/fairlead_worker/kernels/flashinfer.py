@@ -109,7 +109,8 @@ class FlashInferBackend:
         with_fa3 = auto and hopper.is_supported(self.spec.device, self.spec.scales is not None)
         for key in keys:
             if key[1].value_in_key:
-                self._wrappers[key] = LatentWrappers(*(make_latent_wrapper(self._library, self._workspace, "fa2") for _ in range(2)))
+                kernels = "fa2" if auto else self._prefill_kernels
+                self._wrappers[key] = LatentWrappers(*(make_latent_wrapper(self._library, self._workspace, kernels) for _ in range(2)))
                 continue
             self._wrappers[key] = Wrappers(
                 prefill(self._workspace, LAYOUT, backend="fa2" if auto else self._prefill_kernels),
