@@ -51,6 +51,9 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
             for number in range(len(layers)):
                 planned_step.attend(number, *parts)
 
-        row = {"what": f"decodes, {batch} at {context}, {what}", "layer_us": device.kernel_seconds([through]) / len(layers) * 1e6}
+        row: dict[str, Any] = {
+            "what": f"decodes, {batch} at {context}, {what}",
+            "layer_us": device.kernel_seconds([through]) / len(layers) * 1e6,
+        }
         row |= {"plan_ms": plan * 1e3}
         yield beside(beside_roofline(row, rates, work, row["layer_us"] * len(layers) / 1e6), "plan_ms", most=MOST_PLAN_MS)
