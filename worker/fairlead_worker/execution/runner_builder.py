@@ -108,7 +108,9 @@ class RunnerBuilder:
         self._spec = replace(self._spec, groups=() if loaded.states else groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)
-        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates and not loaded.states else (0, 0)
+        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates else (0, 0)
+        if loaded.states:
+            tokens = 0  # a row of a prompt scans its states in parts of its own
         if steps is not None:
             limits = StepLimits.from_config(steps, self.page_size)
             self._rows, tokens = min(self._rows, limits.decode), min(tokens, limits.tokens)  # each drafted token is a row of its own
@@ -161,7 +163,7 @@ class RunnerBuilder:
         """Record all graphs, give them back, and return the bytes that they took."""
 
         def record() -> object:
-            backend = self._make_backend(self._spec, 1, no_progress, self.deterministic)
+            backend = self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
             tried = ModelRunner(self.loaded, backend, adapters=self.adapters)
             graphs = self._record_decodes(tried.forward, backend)
             self._failures.add(graphs)

@@ -23,11 +23,12 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder, Recorder
+from fairlead_worker.execution.cuda_graphs.states import GraphStates
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.kernels.base import Backend, GroupPages, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
-from fairlead_worker.kernels.states import StatefulBackend
+from fairlead_worker.kernels.states import Recurrent, StatefulBackend, StateStore
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.lora.slots import AdapterSlots
@@ -70,11 +71,13 @@ class GraphedDecodes:
         slots: AdapterSlots | None = None,
         verifies: bool = False,
         group: Group | None = None,
+        states: StateStore | None = None,
     ) -> None:
         """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
         steps may have drafted tokens. `group`: the ranks, which all record the same graphs; None: this process alone has the model.
+        `states`: of recurrent layers; None: the model has none.
         """
-        self._forward, self._backend, self._slots, self._group = forward, backend, slots, group
+        self._forward, self._backend, self._slots, self._group, self._states = forward, backend, slots, group, states
         self.recorder = recorder
         pages = most * -(-context // backend.spec.page_size)
         self._pages = torch.zeros(backend.spec.num_groups, pages, dtype=torch.int32, device=backend.spec.device)
@@ -136,7 +139,7 @@ class GraphedDecodes:
 
     def _record(self, size: int) -> "_Graph | None":
         what = f"a step of {size} decodes"
-        graph, self.failure = self._attempt(what, lambda: _Graph(self._backend, size, self._pages))
+        graph, self.failure = self._attempt(what, lambda: _Graph(self._backend, size, self._pages, self._states))
         if graph is None:
             return None
         self._record_adapted(graph, size)
@@ -148,7 +151,7 @@ class GraphedDecodes:
             return
         graph, failure = self._attempt(
             f"a step of {size} drafted tokens",
-            lambda: _Graph(self._backend, size, self._pages, joins=True).record(self._forward, self.recorder),
+            lambda: _Graph(self._backend, size, self._pages, None, joins=True).record(self._forward, self.recorder),
         )
         if graph is None:
             self.verification_failure = failure
@@ -206,9 +209,9 @@ class GraphedDecodes:
 
 
 class _Graph:
-    """One batch size: the memory that its kernels read, and its replays. Implements `StepContext` for its own recording."""
+    """One batch size: the memory that its kernels read, and its replays. Implements `RecurrentContext` for its own recording."""
 
-    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor, joins: bool = False) -> None:
+    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor, states: StateStore | None, joins: bool = False) -> None:
         """`joins`: rows of one request are joined."""
         device = backend.spec.device
         self._backend, self._size = backend, size
@@ -241,6 +244,7 @@ class _Graph:
         self._pagings = self._paging.each
         self._has_latents = any(kind.value_in_key for kind in backend.kinds)
         self._wrappers = backend.graph_wrappers(self._paging)
+        self._states = None if states is None else GraphStates(states, size)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
         self._replay_adapted: Callable[[], torch.Tensor] | None = None
@@ -274,7 +278,16 @@ class _Graph:
             self._adapter_slots.copy_(to_device(padded, self._adapter_slots.device))
         self._paging.positions.copy_(whole.positions)
         self._plan(whole)
-        return replay()
+        if self._states is None:
+            return replay()
+        self._states.fill(step)
+        logits = replay()
+        self._states.copy_snapshots(step)
+        return logits
+
+    def scan(self, layer: Recurrent, *inputs: torch.Tensor) -> torch.Tensor:
+        assert self._states is not None, "a model with recurrent layers has their states"
+        return self._states.scan(layer, *inputs)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
@@ -352,14 +365,15 @@ def graphs_for(
     if reason := unsupported_reason(backend):
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
-    assert isinstance(backend, FlashInferBackend), "there is no reason why not"
-    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(group), slots, verifies, group)
+    attention, states = (backend.attention, backend.store) if isinstance(backend, StatefulBackend) else (backend, None)
+    assert isinstance(attention, FlashInferBackend), "there is no reason why not"
+    return GraphedDecodes(forward, attention, most, context, recorder or CudaRecorder(group), slots, verifies, group, states)
 
 
 def unsupported_reason(backend: Backend) -> str:
     """Return why decodes on `backend` cannot run as graphs; empty if they can."""
     if isinstance(backend, StatefulBackend):
-        return ": the model has recurrent layers"
+        return unsupported_reason(backend.attention)
     if not isinstance(backend, FlashInferBackend):
         return f": attention is {backend.name}, and graphs are for flashinfer"
     if backend.batch_invariant:
