@@ -50,8 +50,9 @@ def make_latent_wrapper(library: Library, workspace: Tensor, backend: str, buffe
 def plan_latents(kind: LayerSpec, spec: KVSpec, library: Library, wrapper: LatentWrapper, paging: Paging) -> None:
     """Plan rows of any number of queries."""
     assert paging.lengths is not None, "pagings of steps have them"
+    lengths = paging.lengths.pin_memory() if spec.device.type == "cuda" else paging.lengths
     wrapper.plan(
-        metadata=library.MLAPlanMetadata.csr(paging.query_indptr, paging.page_indptr, paging.page_indices, paging.lengths),
+        metadata=library.MLAPlanMetadata.csr(paging.query_indptr, paging.page_indptr, paging.page_indices, lengths),
         num_heads=kind.heads,
         head_dim_ckv=LATENT,
         head_dim_kpe=ROTATED,

@@ -36,7 +36,7 @@ class Paging:
     """`page_indices` of each group of layers after the first one (`kernels/groups.py`). The rest is the same for all of them."""
 
     lengths: torch.Tensor | None = None
-    """[R]: tokens of each row's KV after this step's are stored."""
+    """[R]: tokens of each row's KV after this step's are stored. Only plans over latents read it."""
 
     @property
     def each(self) -> "list[Paging]":
@@ -103,8 +103,7 @@ def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
     pinned = {name: getattr(paging, name).pin_memory() for name in parts}
-    lengths = None if paging.lengths is None else paging.lengths.pin_memory()
-    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others), lengths=lengths)
+    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others))
 
 
 @dataclass(frozen=True, slots=True)
