@@ -163,14 +163,14 @@ def test_a_short_pool_lets_a_chunk_be_shorter() -> None:
 
 
 def test_a_window_comes_back_from_the_host_with_the_pages_before_it() -> None:
-    cache = make_cache(PagePool(30, PAGE), 8, extend, groups=MIXED, chunk_tokens=8, host_slots=60)
+    cache = make_cache(PagePool(40, PAGE), 8, extend, groups=MIXED, chunk_tokens=8, host_slots=60)
     prompt = tokens(41)  # 10 pages of each group
     compute(cache, prompt).release()
     cache._evict(30)
-    assert cache.host is not None and len(cache.host.take_copies()[0]) == 30 and cache.pool.free == 30
+    assert cache.host is not None and len(cache.host.take_copies()[0]) == 30 and cache.pool.free == 40
     match = cache.track(ROOT, prompt)
     node = cache.match(match)
-    assert (node.depth, cache.shortage(41, 0, node)) == (10, 0), "ten pages of one group, two of the others, and the next of each"
+    assert (node.depth, cache.shortage(41, 0, node)) == (10, -7), "17 of 40: ten of one group, two of the others, and the next of each"
     lease = cache.attach(node)
     assert isinstance(lease, GroupedLease) and (lease.loaded, lease.first) == (10, 8)
     saves, loads = cache.host.take_copies()
