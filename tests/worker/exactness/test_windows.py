@@ -95,7 +95,7 @@ def test_scheduling_over_two_tiers_changes_no_token(case: Case, tokens: int) -> 
 
 def test_a_draft_model_speculates_on_the_first_group(case: Case) -> None:
     """Its layers read all tokens, and the first group keeps them: or there is one group. The model drafts for itself."""
-    settings = OPTIMIST | {"speculative_method": "draft"}
+    settings = OPTIMIST | {"speculative_method": "draft", "speculative_break_even": 10_000}
     pages = {"mistral": 130, "gemma3": 50, "llama4 (text)": 50}.get(case.family, 60)
     engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=settings, draft=case.loaded)
     whole = case.family == "mistral"
@@ -103,7 +103,7 @@ def test_a_draft_model_speculates_on_the_first_group(case: Case) -> None:
     for _ in range(2):
         assert engine.serve(case.prompts) == case.expected
     load = engine.scheduler.load()
-    assert load.preemptions and load.drafts is not None and load.drafts.accepted > load.drafts.tokens / 2 > 100
+    assert load.preemptions and load.drafts is not None and load.drafts.accepted > load.drafts.tokens / 2 > 0
 
 
 def test_a_window_that_no_sequence_exceeds_is_none(tmp_path: Path) -> None:
