@@ -33,6 +33,8 @@ ON_REQUEST = (
     "int4_layers",
     "experts",
     "drafts",
+    "groups",
+    "latents",
     "ranks",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
@@ -155,8 +157,10 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         attention,
         compare,
         drafts,
+        groups,
         headline,
         kernel_busy_time,
+        latents,
         memory,
         overlap,
         piecewise,
@@ -230,6 +234,8 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         ("int4_layers", 30, lambda: int4_layers.measure(device)),
         ("experts", 60, lambda: experts.measure(device)),
         ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
+        ("groups", 60, lambda: alone(lambda: groups.measure(device))),
+        ("latents", 180, lambda: alone(lambda: latents.measure(device))),
         ("ranks", 180, lambda: ranks.measure(device, kit)),
     ]
 

@@ -5,6 +5,7 @@ CPU. It refuses what the real kernels refuse. Written from FlashInfer's document
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -205,6 +206,96 @@ def append_paged_kv_cache(
         assert position < (end - begin - 1) * page_size + int(kv_last_page_len[row]), "room for it has been made"
         page, slot = int(kv_indices[begin + position // page_size]), position % page_size
         keys[page, slot], values[page, slot] = append_key[token], append_value[token]
+
+
+class MLAPlanMetadata:
+    """The page tables of a plan over latents."""
+
+    def __init__(self, parts: tuple[torch.Tensor, ...]) -> None:
+        self.parts = parts
+
+    @classmethod
+    def csr(cls, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_len_arr: torch.Tensor) -> "MLAPlanMetadata":
+        return cls((qo_indptr, kv_indptr, kv_indices, kv_len_arr))
+
+
+class BatchMLAPagedAttentionWrapper:
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        assert backend in ("fa2", "fa3") and float_workspace_buffer.dtype == torch.uint8
+        self._buffers = [part for part in (qo_indptr, kv_indptr, kv_indices, kv_len_arr) if part is not None]
+        assert len(self._buffers) == (4 if use_cuda_graph else 0)
+        self._rows: list[tuple[int, int, list[int], int]] | None = None
+
+    def plan(
+        self,
+        *,
+        metadata: MLAPlanMetadata,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        assert causal and q_data_type in (torch.float16, torch.bfloat16) and kv_data_type == q_data_type
+        assert all(part.dtype == torch.int32 for part in metadata.parts)
+        for place, (buffer, part) in enumerate(zip(self._buffers, metadata.parts, strict=False)):
+            assert len(part) <= len(buffer) if place == 2 else part.shape == buffer.shape, "a graph has one number of rows"
+            buffer[: len(part)].copy_(part)
+        queries, pages, indices, lengths = (part.tolist() for part in metadata.parts)
+        assert len(queries) == len(pages) == len(lengths) + 1 and len(indices) == pages[-1]
+        tables = [indices[begin:end] for begin, end in pairwise(pages)]
+        assert all(len(table) == -(-length // page_size) for table, length in zip(tables, lengths, strict=True))
+        self._rows = [(*span, table, length) for span, table, length in zip(pairwise(queries), tables, lengths, strict=True)]
+        tile = 128 if queries[-1] * num_heads // len(lengths) > 64 else 64
+        assert tile % num_heads == 0 or all(end - begin <= 1 for begin, end, _, _ in self._rows), "a tile ends between heads"
+        self._heads, self._page_size, self._scale, self._dtype = num_heads, page_size, sm_scale, q_data_type
+        self._sizes = (head_dim_ckv, head_dim_kpe)
+
+    def run(self, *, query: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """query [T, heads, ckv + kpe] -> `out` [T, heads, ckv], in float64 inside."""
+        assert self._rows is not None and query.dtype == out.dtype == kv_cache.dtype == self._dtype and query.is_contiguous()
+        latent, width = self._sizes[0], sum(self._sizes)
+        assert query.shape == (self._rows[-1][1], self._heads, width) and out.shape == (*query.shape[:2], latent)
+        assert kv_cache.shape[1:] == (self._page_size, width) and kv_cache.stride(-1) == 1
+        for begin, end, table, length in self._rows:
+            if begin == end:
+                continue
+            keys = torch.cat([kv_cache[page] for page in table])[:length].double()
+            for token in range(begin, end):
+                seen = keys[: length - (end - begin) + (token - begin) + 1]
+                weights = (query[token].double() @ seen.T * self._scale).softmax(-1)
+                out[token] = (weights @ seen[:, :latent]).to(out.dtype)
+        return out
+
+
+def append_paged_mla_kv_cache(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+) -> None:
+    """As `append_paged_kv_cache`, for one head whose key and value have sizes of their own."""
+    assert append_ckv.shape[1:] == ckv_cache.shape[2:] == (512,) and append_kpe.shape[1:] == kpe_cache.shape[2:] == (64,)
+    for part, cache in ((append_ckv, ckv_cache), (append_kpe, kpe_cache)):
+        heads, pages = part[:, None], cache[:, :, None]
+        append_paged_kv_cache(heads, heads, batch_indices, positions, (pages, pages), kv_indices, kv_indptr, kv_last_page_len)
 
 
 def rope_quantize_fp8_append_paged_kv_cache(

@@ -30,7 +30,7 @@ CI = ("page", "norm", "rope", "silu_and_mul", "prefill bf16 128", "decode bf16 1
 """The modules of a Llama in bfloat16: one of each kind."""
 NOT_RUN = re.compile(r"ragged|mask_[023]")
 """Sources of the prefill modules for other KV layouts and masks. The image compiles them too, as they are part of the module."""
-NO_KERNELS = re.compile(r"(_binding|/batch_decode|/batch_prefill|/batch_prefill_sm90)\.cu$")
+NO_KERNELS = re.compile(r"(_binding|/batch_decode|/batch_prefill|/batch_prefill_sm90|/batch_mla_plan)\.cu$")
 """Bindings and planners: host code, which the image's test compiles."""
 LIMITS = Path(__file__).parent / "spills.json"
 COMPILER_SECONDS = 900

@@ -31,7 +31,7 @@ from fairlead_worker.scheduler.request import lease_of
 __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching")
 """Results that need no check."""
-BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
+BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap", "groups", "latents")
 STAGES = tuple(name for name, _, _ in stages(Device(torch.device("cpu"), True, 0.0), []))
 ROOFLINES = tuple(name for name in STAGES if name not in ("sampling", "greedy", "attention", "logits", "memory", "ranks", "compare"))
 """Stages whose figures stand beside what the device allows. The others check results, or need a second GPU or another server."""

@@ -140,7 +140,7 @@ def build(
 
     import_transformers()
     from fairlead_index.hashing import extend
-    from fairlead_worker.cache.grouped import make_cache
+    from fairlead_worker.cache.make import make_cache
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.kernels.groups import cache_groups

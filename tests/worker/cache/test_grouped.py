@@ -10,9 +10,10 @@ from tests.worker.cache.test_cache import ROOT, cached_pages, tokens
 from tests.worker.cache.test_promises import apply
 
 from fairlead_index.hashing import block_hashes, extend
-from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache
 from fairlead_worker.cache.grouped_lease import GroupedLease
 from fairlead_worker.cache.groups import CacheGroups
+from fairlead_worker.cache.make import make_cache
 from fairlead_worker.cache.pages import OutOfPages, PagePool
 
 PAGE = 4
@@ -159,6 +160,25 @@ def test_a_short_pool_lets_a_chunk_be_shorter() -> None:
     cache = cache_of(WINDOWED, pages=6, chunk=100)
     lease = compute(cache, tokens(4))
     assert cache.grow_chunk(lease, 4, 100) == 20 and cache.grow_chunk(lease, 4, 100) == 20
+
+
+def test_a_window_comes_back_from_the_host_with_the_pages_before_it() -> None:
+    cache = make_cache(PagePool(40, PAGE), 8, extend, groups=MIXED, chunk_tokens=8, host_slots=60)
+    prompt = tokens(41)  # 10 pages of each group
+    compute(cache, prompt).release()
+    cache._evict(30)
+    assert cache.host is not None and len(cache.host.take_copies()[0]) == 30 and cache.pool.free == 40
+    match = cache.track(ROOT, prompt)
+    node = cache.match(match)
+    assert (node.depth, cache.shortage(41, 0, node)) == (10, -7), "17 of 40: ten of one group, two of the others, and the next of each"
+    lease = cache.attach(node)
+    assert isinstance(lease, GroupedLease) and (lease.loaded, lease.first) == (10, 8)
+    saves, loads = cache.host.take_copies()
+    assert not saves and sorted(page for page, _ in loads) == sorted([*lease.pages, *lease.windows[0][8:], *lease.windows[1][8:]])
+    lease.release()
+    cache._evict(14)
+    assert not cache.host.take_copies()[0], "their slots were kept"
+    assert cache.clear() == 10 and cache.host.report(0).used == 0 and not list(cache.nodes())
 
 
 @settings(deadline=None, max_examples=150)

@@ -59,4 +59,4 @@ def attention_on_another_stream(patch: Patch) -> None:
 
 def padding_on_the_first_page(patch: Patch) -> None:
     """Padding writes its keys to a page that a request has: engines without a page for it, as vLLM's slot -1 and SGLang's slot 0 are."""
-    edit(patch, PiecewiseGraphs, "_fill", ("self._slots, step.slots, self._padding", "self._slots, step.slots, 0"))
+    edit(patch, PiecewiseGraphs, "_fill", ("memory, each.slots, self._padding", "memory, each.slots, 0"))

@@ -10,7 +10,7 @@ from tests.models import VOCABULARY
 from transformers import PreTrainedModel
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.grouped import make_cache
+from fairlead_worker.cache.make import make_cache
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore

@@ -15,6 +15,7 @@ from fairlead_worker.model.fixed_rows import fix_rows
 from fairlead_worker.model.loader import load_model
 
 WINDOW = 32
+OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
 _WINDOW = {"sliding_window": WINDOW}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2": ("gemma2", _WINDOW, "2 groups of layers, of which 1 keep the last 32 tokens"),
@@ -63,21 +64,46 @@ def test_batch_invariant(family: str) -> None:
         assert engine.serve(case.prompts) == case.expected
 
 
-def test_what_cannot_be_in_groups_has_one() -> None:
-    case = windowed("gemma3")
-    chosen = [i for i, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
-    prompts, expected = [case.prompts[i] for i in chosen], [case.expected[i] for i in chosen]
-    tiered = Engine(case.loaded, chunk=64, pages=50, page_size=4, host_slots=250)
-    drafted = Engine(case.loaded, chunk=64, settings={"speculative_method": "draft"}, draft=case.loaded)
-    for engine, reason in (
-        (tiered, "the host tier copies whole pages"),
-        (drafted, "a draft model shares the page tables"),
-    ):
-        assert engine.runner.kv_groups == f"1 group of layers: {reason}"
-        for _ in range(2):
-            assert [engine.serve([prompt])[0] for prompt in prompts] == expected
-    load = tiered.scheduler.load()
-    assert load.host is not None and load.host.loaded
+def _groups_of(case: Case) -> str:
+    return next(groups for family, _, groups in MODELS.values() if family == case.family)
+
+
+def test_pages_of_each_group_go_to_the_host_and_come_back(case: Case) -> None:
+    """A device for the longest prompt, over a host tier with room for all of them."""
+    pages = {"mistral": 30, "gemma3": 160, "llama4 (text)": 160}.get(case.family, 120)
+    for backend in ("auto", "reference"):
+        engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, host_slots=4000, backend=backend)
+        assert engine.runner.kv_groups == _groups_of(case)
+        assert [engine.serve([prompt])[0] for prompt in case.prompts] == case.expected
+        warm = [engine.serve_counted([prompt])[0] for prompt in case.prompts]
+        assert [tokens for tokens, _ in warm] == case.expected
+        host = engine.scheduler.load().host
+        assert host is not None and host.loaded and host.cached_tokens and not host.dropped
+        assert [cached for _, cached in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in case.prompts], "nothing was lost"
+
+
+@pytest.mark.parametrize("tokens", [20, 1000])
+def test_scheduling_over_two_tiers_changes_no_token(case: Case, tokens: int) -> None:
+    """Batches too large for the device: chunks, preemptions, saves and loads in the same steps."""
+    pages = {"mistral": 30, "gemma3": 50, "llama4 (text)": 50}.get(case.family, 60)
+    engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, host_slots=tokens, settings=OPTIMIST)
+    for _ in range(2):
+        assert engine.serve(case.prompts) == case.expected
+    load = engine.scheduler.load()
+    assert load.preemptions and load.host is not None and load.host.saved and (load.host.loaded or tokens == 20)
+
+
+def test_a_draft_model_speculates_on_the_first_group(case: Case) -> None:
+    """Its layers read all tokens, and the first group keeps them: or there is one group. The model drafts for itself."""
+    settings = OPTIMIST | {"speculative_method": "draft", "speculative_break_even": 10_000}
+    pages = {"mistral": 130, "gemma3": 50, "llama4 (text)": 50}.get(case.family, 60)
+    engine = Engine(case.loaded, chunk=64, pages=pages, page_size=4, settings=settings, draft=case.loaded)
+    whole = case.family == "mistral"
+    assert engine.runner.kv_groups == ("1 group of layers: a draft model reads all tokens" if whole else _groups_of(case))
+    for _ in range(2):
+        assert engine.serve(case.prompts) == case.expected
+    load = engine.scheduler.load()
+    assert load.preemptions and load.drafts is not None and load.drafts.accepted > load.drafts.tokens / 2 > 0
 
 
 def test_a_window_that_no_sequence_exceeds_is_none(tmp_path: Path) -> None:
@@ -119,12 +145,10 @@ def test_a_context_of_32k_holds_what_its_windows_need(family: str, pages: int, t
 
 
 def test_memory_has_room_for_more_streams(tmp_path: Path) -> None:
-    """Streams of 4,000 tokens in 64 MiB, with groups and, because of a host tier, without."""
+    """Streams of 4,000 tokens in 64 MiB, with groups and without."""
     save_model("gemma3", tmp_path, sliding_window=WINDOW)
-    loaded = load_model(str(tmp_path))
-    grouped, whole = (
-        RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=64 << 20, host_kv_cache_bytes=host).build() for host in (0, 1)
-    )
+    loads = load_model(str(tmp_path)), load_model(str(tmp_path), max_model_len=WINDOW)
+    grouped, whole = (RunnerBuilder(loaded=loaded, page_size=16, kv_cache_bytes=64 << 20).build() for loaded in loads)
     assert grouped.backend.pages == 4 * whole.backend.pages and whole.backend.spec.num_groups == 1
     streams = grouped.backend.pages // (250 + 3 * 3), whole.backend.pages // 250
     assert streams[0] > 3.8 * streams[1]

@@ -116,13 +116,16 @@ def _wrapper(kind: type) -> type:
     return type(kind.__name__, (kind,), {"run": lambda self, *args, **named: kernel(super(type(self), self).run)(*args, **named)})  # type: ignore[misc]  # the one class above
 
 
-WRAPPERS = ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper")
+WRAPPERS = ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper")
 FUNCTIONS = (
-    "append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache", "rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm",
+    "append_paged_kv_cache", "append_paged_mla_kv_cache",
+    "rope_quantize_fp8_append_paged_kv_cache", "rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm",
     "gemma_fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope_with_cos_sin_cache_inplace",
 )  # fmt: skip
 KERNELS: Any = SimpleNamespace(
-    **{name: _wrapper(getattr(interpreter, name)) for name in WRAPPERS}, **{name: kernel(getattr(interpreter, name)) for name in FUNCTIONS}
+    MLAPlanMetadata=interpreter.MLAPlanMetadata,
+    **{name: _wrapper(getattr(interpreter, name)) for name in WRAPPERS},
+    **{name: kernel(getattr(interpreter, name)) for name in FUNCTIONS},
 )
 """FlashInfer, interpreted."""
 

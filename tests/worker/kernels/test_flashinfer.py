@@ -15,7 +15,7 @@ from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.hopper import has_enough_tiles
 from fairlead_worker.kernels.paging import plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend
-from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.kernels.registry import choose_backend, make_backend
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, workspace_bytes
 
 CPU = torch.device("cpu")
@@ -29,6 +29,8 @@ KINDS = {
     "window of a token": (replace(LLAMA, window=1),),
     "softcap": (replace(LLAMA, softcap=3.0),),
     "gemma: two kinds by turns": tuple(LayerSpec(2, 1, 256, 256, 0.0625, window=(20, None)[i % 2], softcap=5.0) for i in range(3)),
+    "latents": (LayerSpec(16, 1, 576, 512, 0.05, value_in_key=True),) * 2,
+    "latents of 128 heads beside plain ones": (LLAMA, LayerSpec(128, 1, 576, 512, 0.05, value_in_key=True)),
     "one kind is not FlashInfer's": (LLAMA, LayerSpec(2, 1, 80, 80, 0.1), LayerSpec(2, 1, 64, 32, 0.1), replace(LLAMA, window=30)),
 }
 ERROR = {torch.bfloat16: 0.012, torch.float16: 0.002}
@@ -91,6 +93,25 @@ def test_decodes_and_chunks_of_a_step_have_a_plan_each() -> None:
             other[:20].copy_(part[:20])
         assert worst_error(backend, oracle, [step], torch.Generator().manual_seed(2))[0] < ERROR[torch.bfloat16]
         assert planned == expected
+
+
+def test_a_step_of_more_latents_than_a_plan_takes_is_the_references() -> None:
+    kind = LayerSpec(128, 1, 576, 512, 0.05, value_in_key=True)
+    backend = FlashInferBackend(KVSpec((kind,), 64, torch.bfloat16, CPU), 200, interpreter)
+    for tokens, planned in ((8000, 1), (8001, 0)):
+        _, parts = backend.plan_parts(packed([(0, tokens)], [list(range(126))], 64, CPU))
+        assert len(parts[0].wrappers) == planned
+
+
+def test_latents_that_its_kernels_do_not_compute_are_left_out() -> None:
+    latents = LayerSpec(16, 1, 576, 512, 0.05, value_in_key=True)
+    for kind, scales, reason in (
+        (replace(latents, heads=20), None, "20 heads"),
+        (replace(latents, key_dim=320, value_dim=256), None, "latents of 256 with 64"),
+        (latents, (1.0,), "float8"),
+    ):
+        spec = KVSpec((kind,), 16, torch.bfloat16, CPU, scales)
+        assert not FlashInferBackend(spec, 8, interpreter).kinds and reason in choose_backend(replace(spec, device=torch.device("cuda")))[1]
 
 
 def test_fa3_serves_steps_with_a_full_tile_for_every_processor() -> None:

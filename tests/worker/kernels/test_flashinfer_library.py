@@ -23,8 +23,8 @@ from fairlead_worker.sampling.draw import draw
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
 FILTERS = ("top_k", "top_p_renorm_probs")
-STORES = ("append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache")
-PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
+STORES = ("append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache", "append_paged_mla_kv_cache")
+PREFILL, DECODE, LATENTS = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"
 
 
 @dataclass
@@ -39,7 +39,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        for name in (PREFILL, DECODE):
+        self.MLAPlanMetadata = interpreter.MLAPlanMetadata
+        for name in (PREFILL, DECODE, LATENTS):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
         for name in (*STORES, *FILTERS):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
@@ -70,6 +71,10 @@ def our_calls() -> list[Call]:
     paging = plan_pages(step, 4)
     for each in (paging, pad_rows(paging, 3)):
         backend.plan_graph(backend.graph_wrappers(each), each)
+    latent = FlashInferBackend(KVSpec((LayerSpec(16, 1, 576, 512, 0.1, value_in_key=True),), 4, torch.bfloat16, spec.device), 8, recorder)
+    latent.plan(step).attend(0, *(torch.randn(2, *shape).bfloat16() for shape in ((16, 576), (1, 576), (1, 512))))
+    graph = replace(paging, lengths=torch.zeros_like(paging.lengths))
+    latent.plan_graph(latent.graph_wrappers(graph), paging)
     for setting in ({"top_k": 5}, {"top_p": 0.5}):
         noise = torch.zeros(2, dtype=torch.float64)
         draw(torch.randn(2, 700), [Sampling(max_tokens=1, **setting)] * 2, noise, DeviceFilters(recorder))  # type: ignore[arg-type]
@@ -81,10 +86,21 @@ def test_all_that_is_used_is_called() -> None:
     assert names == {
         PREFILL,
         DECODE,
+        LATENTS,
         *STORES,
         *FILTERS,
-        *(f"{name}.{method}" for name in (PREFILL, DECODE) for method in ("plan", "run")),
+        *(f"{name}.{method}" for name in (PREFILL, DECODE, LATENTS) for method in ("plan", "run")),
     }
+
+
+MLA = "mla/_batch_mla/_wrapper"
+
+
+def test_the_metadata_of_latents_is_as_we_give_it() -> None:
+    contracts = dict(functions(ast.parse((source() / "mla/_batch_mla/_contracts.py").read_text())))
+    assert [arg.arg for arg in contracts["MLAPlanMetadata.csr"].args.args] == ["cls", "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"]
+    assert "MLAPlanMetadata as MLAPlanMetadata" in (source() / "mla/_core.py").read_text()
+    assert "from ._core import *" in (source() / "mla/__init__.py").read_text()
 
 
 def source() -> Path:
@@ -130,10 +146,10 @@ def interpreted(name: str) -> list[str]:
 
 def test_the_real_functions_take_our_arguments() -> None:
     folder = source()
-    files = [ast.parse((folder / f"{name}.py").read_text()) for name in ("prefill", "decode", "page", "rope", "topk", "sampling")]
+    files = [ast.parse((folder / f"{name}.py").read_text()) for name in ("prefill", "decode", "page", "rope", "topk", "sampling", MLA)]
     found = {name: node for file in files for name, node in functions(file)}
     for call in our_calls():
-        name = f"{call.name}.__init__" if call.name in (PREFILL, DECODE) else call.name
+        name = f"{call.name}.__init__" if call.name in (PREFILL, DECODE, LATENTS) else call.name
         real = signature(found[name], "." in name)
         real.bind(*call.arguments, **call.named)
         if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in real.parameters.values()):

@@ -40,6 +40,6 @@ def test_a_gpu_gets_flashinfer_where_it_is_installed_and_does_some_layer(monkeyp
     assert choose_backend(replace(served, dtype=torch.float32))[0] == "reference", "its kernels are of 16 bits"
     assert choose_backend(replace(served, layers=SPEC.layers))[0] == "reference", "heads of 8"
     latents = replace(served, layers=(LayerSpec(16, 1, 576, 512, 1.0, value_in_key=True),))
-    assert choose_backend(latents) == ("reference", "FlashInfer does not support latents (its MLA kernels are not used here)")
+    assert choose_backend(latents) == ("flashinfer", "")
     monkeypatch.setattr("fairlead_worker.kernels.registry.library", lambda: None)
     assert choose_backend(served)[0] == "reference"

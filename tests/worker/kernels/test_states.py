@@ -16,17 +16,17 @@ NO_KV = KVSpec((), 16, torch.float32, torch.device("cpu"))
 
 
 def test_states_get_half_of_the_memory_and_running_requests_half_of_the_slots() -> None:
-    assert count_slots(STATE, KV, 256, 0, 102 * MIB) == StateSlots(25, 50, MIB)
-    assert count_slots(STATE, KV, 8, 0, 102 * MIB) == StateSlots(8, 50, MIB), "the rest is for snapshots"
-    assert count_slots(STATE, NO_KV, 256, 0, 102 * MIB) == StateSlots(50, 101, MIB), "there is nothing else to keep"
-    assert count_slots(STATE, KV, 256, 8, 102 * MIB) == StateSlots(42, 50, MIB), "as many snapshots as set, and fewer requests"
+    assert count_slots(STATE, KV, 256, 0, 104 * MIB) == StateSlots(25, 50, MIB)
+    assert count_slots(STATE, KV, 8, 0, 104 * MIB) == StateSlots(8, 50, MIB), "the rest is for snapshots"
+    assert count_slots(STATE, NO_KV, 256, 0, 104 * MIB) == StateSlots(51, 102, MIB), "there is nothing else to keep"
+    assert count_slots(STATE, KV, 256, 8, 104 * MIB) == StateSlots(42, 50, MIB), "as many snapshots as set, and fewer requests"
     small = (StateSpec(((4,),), (torch.float32,)),)
     assert count_slots(small, KV, 8, 0, 16 * MIB).total == 8 + 1024, "one snapshot for each page"
     assert count_slots(STATE, KV, 8, 5, 0) == StateSlots(8, 13, MIB) and count_slots(STATE, KV, 8, 0, 0) == StateSlots(8, 16, MIB)
     with pytest.raises(ValueError, match="no memory for recurrent states"):
         count_slots(STATE, KV, 8, 0, 4 * MIB)
-    with pytest.raises(ValueError, match="room for 52 of them"):
-        count_slots(STATE, KV, 8, 50, 102 * MIB)
+    with pytest.raises(ValueError, match="room for 53 of them"):
+        count_slots(STATE, KV, 8, 50, 104 * MIB)
 
 
 def test_rows_of_one_length_run_together_and_a_row_is_cut_at_its_snapshots() -> None:

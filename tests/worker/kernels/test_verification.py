@@ -58,7 +58,7 @@ def test_joined_rows_attend_as_rows_of_one_token(page_size: int, scales: tuple[f
     steps = [packed([(0, 40)], [list(range(40))], page_size, CPU), drafted([(9, 2), (30, 0), (14, 4)], page_size)]
     error, _ = worst_error(tested, oracle, iter(steps), torch.Generator().manual_seed(4))
     assert error < 0.012
-    planned = tested._wrappers[LLAMA].prefill._plan  # type: ignore[attr-defined]  # the interpreter's
+    planned = tested._wrappers[0, LLAMA].prefill._plan  # type: ignore[attr-defined]  # the interpreter's
     assert planned.query_indptr == [0, 3, 4, 9]
 
 
@@ -66,4 +66,4 @@ def test_deterministic_mode_joins_nothing() -> None:
     backend = FlashInferBackend(KVSpec((LLAMA,), 4, torch.bfloat16, CPU), PAGES, interpreter)
     backend.batch_invariant = True
     backend.plan(drafted([(9, 2)], 4))
-    assert len(backend._wrappers[LLAMA].prefill._plan.query_indptr) == 4  # type: ignore[attr-defined]  # three rows
+    assert len(backend._wrappers[0, LLAMA].prefill._plan.query_indptr) == 4  # type: ignore[attr-defined]  # three rows

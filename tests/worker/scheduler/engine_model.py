@@ -14,9 +14,11 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.grouped import GroupedPrefixCache, make_cache
+from fairlead_worker.cache.grouped import GroupedPrefixCache
+from fairlead_worker.cache.grouped_host import GroupedHostTier
 from fairlead_worker.cache.grouped_lease import GroupedLease, PageTable
 from fairlead_worker.cache.groups import CacheGroups
+from fairlead_worker.cache.make import make_cache
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease
@@ -407,6 +409,7 @@ class EngineModel:
                 path.append(node)
                 node = node.parent
             used.update(path)
+            assert all(step.page >= 0 for step in path), "running requests have their pages on the device"
             assert [*lease.held] == path[::-1][lease.first :], "a lease holds the window pages from its first one on"
             for each in lease.held:
                 assert tuple(table[each.depth - 1] for table in lease.windows) == cache._pages[each].pages
@@ -415,21 +418,26 @@ class EngineModel:
             if request is not self.scheduler.prefill.chunked_req and request.unread == 0:
                 assert lease.window_pages <= reach + 1 + cache.block_tokens // size, "pages behind the window are given back"
         for node in nodes:
-            cached += [node.page] if full else []
+            cached += [node.page] if full and node.page >= 0 else []
             page, parent = cache._pages.get(node), node.parent
             assert parent is not None and (page is not None or node.children or node.lock_ref), "a useless node is forgotten"
+            assert node.device_children == sum(child.page >= 0 for child in node.children.values())
+            assert not full or node.page < 0 or node.device_children or node.lock_ref or page.pages, "nor does it stay on the device"
+            assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
             if page is None:
                 continue
             cached += page.pages
             before = cache._pages.get(parent)
             assert page.run == min(1 + (before.run if before is not None else 0), reach), "the run counts the pages before"
-            assert page.leases == users[node] and (node in cache._idle) + (node in cache._ends) == (not page.leases)
+            assert page.leases == users[node] and (node in cache._idle) + (node in cache._ends) == (bool(page.pages) and not page.leases)
         idle = [*cache._idle, *cache._ends]
-        assert cache._pages.keys() <= set(nodes) and len(idle) == sum(not page.leases for page in cache._pages.values())
+        assert cache._pages.keys() <= set(nodes)
+        assert len(idle) == sum(bool(page.pages) and not page.leases for page in cache._pages.values())
+        self._check_groups_host(cache, nodes)
         free = pool.free_pages()
         assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters match the pages"
         assert sorted([*free, *private, *cached]) == list(range(pool.total)), "each page is in one place"
-        assert cache.evictable == (len(nodes) - len(used)) * full + len(idle) * cache.groups.windowed
+        assert cache.evictable == sum(node.page >= 0 and node not in used for node in nodes) * full + len(idle) * cache.groups.windowed
         assert all((node.lock_ref > 0) == (node in used) for node in nodes)
         shown = set[Node]()
         for node in nodes:
@@ -448,9 +456,26 @@ class EngineModel:
                 found.append(value)
             values[node] = value
             pages = [node.page] if cache.groups.full else []
-            pages += cache._pages[node].pages if node in cache._pages else [-1] * cache.groups.windowed
+            pages += (cache._pages[node].pages if node in cache._pages else ()) or [-1] * cache.groups.windowed
             for group, page in enumerate(pages):
                 assert page < 0 or self.memory[page] == [kv_of_group(each, group) for each in found], "a cached page holds its prefix"
+            slots = [node.slot] if cache.groups.full else []
+            slots += cache.host.windows.get(node, ()) if isinstance(cache.host, GroupedHostTier) else ()
+            for group, slot in enumerate(slots):
+                assert slot < 0 or self.host_memory[slot] == [kv_of_group(each, group) for each in found], "and so does a slot of the host"
+
+    def _check_groups_host(self, cache: GroupedPrefixCache, nodes: list[Node]) -> None:
+        """Every slot is free or used once, and what is only on the host can be dropped."""
+        host = cache.host
+        if host is None:
+            assert all(page.pages for page in cache._pages.values()) and all(node.page >= 0 for node in nodes)
+            return
+        assert isinstance(host, GroupedHostTier) and not host._loading
+        used = [node.slot for node in nodes if node.slot >= 0] + [slot for slots in host.windows.values() for slot in slots]
+        assert sorted([*used, *host._free]) == list(range(host.total)), "no slot is lost, and none is used twice"
+        assert set(host._host_only) == {node for node, page in cache._pages.items() if not page.pages} <= host.windows.keys()
+        both = {(node, True) for node in host.windows if cache._pages[node].pages}
+        assert set(host._on_both) == both | {(node, False) for node in nodes if node.page >= 0 and node.slot >= 0}
 
     def _check_pages(self) -> None:
         cache, size = self.cache, self.cache.page_size

@@ -15,9 +15,15 @@ GROUPS = {"mixed": CacheGroups(1, 2, 256), "windowed": CacheGroups(0, 1, 256)}
 class Served:
     """A worker that serves one prompt after another, and what the index says of each before."""
 
-    def __init__(self, groups: CacheGroups, tokens: int) -> None:
+    def __init__(self, groups: CacheGroups, tokens: int, host_tokens: int = 0) -> None:
         self.machine = EngineModel(
-            tokens // PAGE * groups.count, PAGE, block_pages=BLOCK_PAGES, groups=groups, chunked_prefill_size=512, max_model_len=8192
+            tokens // PAGE * groups.count,
+            PAGE,
+            host_slots=host_tokens // PAGE * groups.count,
+            block_pages=BLOCK_PAGES,
+            groups=groups,
+            chunked_prefill_size=512,
+            max_model_len=8192,
         )
         self.hits = self.hidden = 0
 
@@ -61,3 +67,17 @@ def test_growing_conversations(groups: str, tokens: int) -> None:
         texts[turn % 4] += [chooser.randrange(30) for _ in range(70)]
         texts[turn % 4] += served.ask(texts[turn % 4])
     assert served.hits == 60 and served.hidden > 20
+
+
+@pytest.mark.parametrize(("groups", "tokens"), [("mixed", 3000), ("windowed", 1000)])
+def test_conversations_that_the_device_has_no_room_for_are_on_the_host(groups: str, tokens: int) -> None:
+    """The same with less device, over a host tier for all texts: nothing is lost, and the index sees all of it."""
+    chooser = random.Random(2)
+    served = Served(GROUPS[groups], tokens, host_tokens=20_000)
+    texts = [[chooser.randrange(30) for _ in range(1200)] for _ in range(4)]
+    for turn in range(64):
+        texts[turn % 4] += [chooser.randrange(30) for _ in range(70)]
+        texts[turn % 4] += served.ask(texts[turn % 4])
+    host = served.machine.scheduler.load().host
+    assert served.hits == 60 and served.hidden == 0
+    assert host is not None and host.loaded and host.dropped == 0

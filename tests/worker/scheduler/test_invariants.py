@@ -206,6 +206,7 @@ def play(
     page_size=st.sampled_from([1, 4, 16]),
     block_pages=st.sampled_from([1, 2, 4]),
     groups=cache_groups,
+    host_slots=st.sampled_from([0, 0, 1, 4, 11, 60, 400]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(POLICIES),
     idle_prefill_chunks=st.sampled_from([1, 5]),
@@ -215,11 +216,10 @@ def play(
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram"]),
 )
-def test_no_page_is_lost_or_shared_wrongly_in_groups(events, pages, page_size, block_pages, groups, chunk, policy, **limits):
+def test_no_page_is_lost_or_shared_wrongly_in_groups(events, pages, page_size, groups, chunk, policy, **limits):
     machine = EngineModel(
         pages * groups.count,
         page_size,
-        block_pages=block_pages,
         groups=groups,
         chunked_prefill_size=chunk,
         policy=policy,

@@ -21,7 +21,6 @@ from fairlead_worker.cache.node import Node, PrefixMatch
 from fairlead_worker.cache.pages import OutOfPages, PagePool
 from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
 from fairlead_worker.cache.shown import ShownBlocks
-from fairlead_worker.cache.states import StatePrefixCache, StateSlots
 
 ENDS = 3
 """Most pages in last windows of prefixes for each other one, before the longest unused of them are evicted first."""
@@ -34,7 +33,7 @@ class WindowPage:
     """The pages of all window groups for one node."""
 
     pages: tuple[int, ...]
-    """One for each window group."""
+    """One for each window group; empty: only the host tier has them (`cache/grouped_host.py`)."""
     run: int
     """Nodes in a row that have window pages, this one the last; not more than the window reaches."""
     leases: int = 1
@@ -238,7 +237,9 @@ class GroupedPrefixCache(PrefixCache):
         node, index = lease.place, first
         raw = tokens[first * size : last * size].tobytes()
         while index < last and (child := node.children.get(raw[(index - first) * width : (index - first + 1) * width])) is not None:
-            if self.groups.full:
+            if child.page < 0:
+                self._attach_computed(child, node, lease.pages[index])
+            elif self.groups.full:
                 lease.use_cached(index, child.page)
             self._share_window(lease, index, child)
             node, index = child, index + 1
@@ -349,7 +350,7 @@ class GroupedPrefixCache(PrefixCache):
     def _touch(self, node: Node, queue: OrderedDict[Node, None]) -> None:
         """Put the window pages of `node`, if it has any that no lease needs, at the end of `queue`."""
         page = self._pages.get(node)
-        if page is not None and not page.leases:
+        if page is not None and page.pages and not page.leases:
             page.last_access = self._time
             self._ends.pop(node, None)
             self._idle.pop(node, None)
@@ -391,6 +392,7 @@ class GroupedPrefixCache(PrefixCache):
             key, chain = raw[(index - first) * width : (index - first + 1) * width], parent.chain
             node = parent.children[key] = Node(parent, key, lease.pages[index] if full else 0, chain)
             node.lock_ref = 1
+            parent.device_children += 1
             if not node.depth % self._block_pages:
                 end = node.depth * self.page_size
                 node.chain = self._extend_hash(chain, tokens[end - self.block_tokens : end])
@@ -415,37 +417,52 @@ class GroupedPrefixCache(PrefixCache):
             self._prune(node)
             node = parent
 
-    def _prune(self, node: Node) -> int:
-        """Forget `node`, and its ancestors, while they are unused leaves without window pages. Return how many pages became free."""
-        freed = 0
+    def _prune(self, node: Node) -> None:
+        """Forget `node`, and its ancestors, while they are unused leaves without window pages."""
         while node.parent is not None and not node.children and not node.lock_ref and node not in self._pages:
             parent = node.parent
             del parent.children[node.key]
-            if self.groups.full:
-                self.pool.free_cached([node.page])
-                freed += 1
-            node.page = -1
-            self._num_nodes -= 1
+            self._free_page(node, parent)
             node = parent
         if node.parent is None:
             self._drop_if_empty(node)
-        return freed
+
+    def _free_page(self, node: Node, parent: Node) -> None:
+        """Free the page of the group that keeps all tokens, if there is one."""
+        if self.groups.full:
+            self.pool.free_cached([node.page])
+        node.page = -1
+        parent.device_children -= 1
+        self._num_nodes -= 1
 
     def _evict(self, count: int, offload: bool = True) -> None:
-        """Evict window pages, and what only they needed, until `count` pages are free. Raises OutOfPages. There is no host tier."""
+        """Evict window pages, and what only they needed, until `count` more pages are free. Raises OutOfPages.
+
+        `offload`: offer them to the host tier, if there is one.
+        """
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
-        freed = 0
-        while freed < count:
+        before = self.pool.free
+        while self.pool.free < before + count:
             node = self._next_victim()
-            was_resumable = self.is_resumable(node)
-            page = self._pages.pop(node)
-            self.pool.free_cached([*page.pages])
-            if was_resumable:
-                self._on_lost(node)
-            self._break(node)
-            freed += len(page.pages) + self._prune(node)
-        self.evicted_pages += freed
+            pages = self._pages[node].pages
+            if not (offload and self._offload(node)):
+                self._lose_window(node)
+            self.pool.free_cached([*pages])
+            self._prune(node)
+        self.evicted_pages += self.pool.free - before
+
+    def _offload(self, node: Node) -> bool:
+        """Move the window pages of `node` to the host tier. Return False if it does not take them."""
+        return False
+
+    def _lose_window(self, node: Node) -> None:
+        """Forget the window pages of `node`."""
+        was_resumable = self.is_resumable(node)
+        del self._pages[node]
+        if was_resumable:
+            self._on_lost(node)
+        self._break(node)
 
     def _break(self, node: Node) -> None:
         """Shorten the rows of window pages below `node`, which has lost its own."""
@@ -465,23 +482,3 @@ class GroupedPrefixCache(PrefixCache):
         """Tell matches and the index that `node` is not resumable any more."""
         self._matches.on_evicted(node)
         self.shown.on_lost(node)
-
-
-def make_cache(
-    pool: PagePool,
-    block_tokens: int,
-    extend_hash: ExtendHash,
-    *,
-    host_slots: int = 0,
-    groups: CacheGroups | None = None,
-    chunk_tokens: int = 0,
-    states: StateSlots | None = None,
-) -> PrefixCache:
-    """Return the prefix cache of a model. `groups`: None if each page holds all layers. `states`: None if no layer is recurrent."""
-    if states is not None:
-        assert groups is None, "with recurrent layers each page holds all layers that have KV"
-        return StatePrefixCache(pool, block_tokens, extend_hash, states, host_slots)
-    if groups is None:
-        return PrefixCache(pool, block_tokens, extend_hash, host_slots)
-    assert not host_slots, "with a host tier each page holds all layers"
-    return GroupedPrefixCache(pool, block_tokens, extend_hash, groups, chunk_tokens)

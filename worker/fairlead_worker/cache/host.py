@@ -17,30 +17,13 @@ Copy = tuple[int, int]
 """(device page, host slot)."""
 
 
-class HostTier:
-    """Slots 0 .. total - 1, each free or held by the one node whose `slot` it is.
+class HostSlots:
+    """Slots 0 .. total - 1 of a host tier, and the copies that the next plan executes."""
 
-    Nodes with a slot are on the device too, or only on the host. Host-only nodes are dropped in the order in which they left the device.
-    A page leaves the device after all its descendants, and gets no new ones until it is back. So the first node in that order is always a
-    leaf, and the content of both tiers together stays prefix-closed.
-    """
+    __slots__ = ("_free", "_loads", "_saves", "dropped_pages", "loaded_pages", "saved_pages", "total")
 
-    __slots__ = (
-        "_forget",
-        "_free",
-        "_host_only",
-        "_loading",
-        "_loads",
-        "_on_both",
-        "_saves",
-        "dropped_pages",
-        "loaded_pages",
-        "saved_pages",
-        "total",
-    )
-
-    def __init__(self, slots: int, forget: Callable[[Node], None]) -> None:
-        """`forget` removes a node that is in neither tier from the tree. Raises ValueError for fewer than one slot."""
+    def __init__(self, slots: int) -> None:
+        """Raises ValueError for fewer than one slot."""
         if slots < 1:
             raise ValueError(f"the host tier needs at least one slot, not {slots}")
         self.total = slots
@@ -50,14 +33,7 @@ class HostTier:
         """Pages copied back since the start."""
         self.dropped_pages = 0
         """Pages dropped for other pages since the start."""
-        self._forget = forget
         self._free = list(range(slots - 1, -1, -1))
-        self._host_only: OrderedDict[Node, None] = OrderedDict()
-        """Nodes only on the host, in the order in which they left the device: children before parents."""
-        self._on_both: OrderedDict[Node, None] = OrderedDict()
-        """Nodes on the device too: their slots can be reused without a loss."""
-        self._loading: list[Node] = []
-        """Nodes that the next plan loads: their slots must not be overwritten before."""
         self._saves: dict[int, int] = {}
         """Slot -> page, for the next plan. A slot that is reassigned before the plan is saved once."""
         self._loads: list[Copy] = []
@@ -66,6 +42,34 @@ class HostTier:
         """Return the state of the tier, for `Load`."""
         used = self.total - len(self._free)
         return HostLoad(self.total, used, self.saved_pages, self.loaded_pages, self.dropped_pages, cached_tokens)
+
+    def take_copies(self) -> tuple[list[Copy], list[Copy]]:
+        """Return the saves and loads since the last call, for the current plan."""
+        saves, loads = [(page, slot) for slot, page in self._saves.items()], self._loads
+        self._saves, self._loads = {}, []
+        return saves, loads
+
+
+class HostTier(HostSlots):
+    """The slots of a model whose pages hold all layers: each is free or held by the one node whose `slot` it is.
+
+    Nodes with a slot are on the device too, or only on the host. Host-only nodes are dropped in the order in which they left the device.
+    A page leaves the device after all its descendants, and gets no new ones until it is back. So the first node in that order is always a
+    leaf, and the content of both tiers together stays prefix-closed.
+    """
+
+    __slots__ = ("_forget", "_host_only", "_loading", "_on_both")
+
+    def __init__(self, slots: int, forget: Callable[[Node], None]) -> None:
+        """`forget` removes a node that is in neither tier from the tree. Raises ValueError for fewer than one slot."""
+        super().__init__(slots)
+        self._forget = forget
+        self._host_only: OrderedDict[Node, None] = OrderedDict()
+        """Nodes only on the host, in the order in which they left the device: children before parents."""
+        self._on_both: OrderedDict[Node, None] = OrderedDict()
+        """Nodes on the device too: their slots can be reused without a loss."""
+        self._loading: list[Node] = []
+        """Nodes that the next plan loads: their slots must not be overwritten before."""
 
     def offload(self, node: Node, page: int) -> bool:
         """Keep the KV of a `node` that leaves `page`. Return False if there is no slot, which happens only to leaves."""
@@ -100,13 +104,10 @@ class HostTier:
         self._on_both[node] = None
 
     def take_copies(self) -> tuple[list[Copy], list[Copy]]:
-        """Return the saves and loads since the last call, for the current plan."""
-        saves, loads = [(page, slot) for slot, page in self._saves.items()], self._loads
-        self._saves, self._loads = {}, []
         for node in self._loading:
             self._on_both[node] = None
         self._loading.clear()
-        return saves, loads
+        return super().take_copies()
 
     def clear(self) -> int:
         """Drop every page that the next plan does not load. Return how many were only here."""

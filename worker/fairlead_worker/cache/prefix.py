@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
-from fairlead_worker.cache.host import HostTier
+from fairlead_worker.cache.host import HostSlots, HostTier
 from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
@@ -37,7 +37,8 @@ class PrefixCache:
         self.page_size = pool.page_size
         self.evicted_pages = 0
         """Pages evicted from the device since the start."""
-        self.host = HostTier(host_slots, self._forget) if host_slots else None
+        self._tier = HostTier(host_slots, self._forget) if host_slots else None
+        self.host: HostSlots | None = self._tier
         self.block_tokens = block_tokens
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
@@ -224,7 +225,7 @@ class PrefixCache:
 
     def clear(self) -> int:
         """Drop all cached pages that no request uses, in both tiers. Return their number."""
-        dropped = self.host.clear() if self.host is not None else 0
+        dropped = self._tier.clear() if self._tier is not None else 0
         count = self.evictable
         if count:
             self._evict(count, offload=False)
@@ -260,8 +261,8 @@ class PrefixCache:
 
     def _attach_computed(self, node: Node, parent: Node, page: int) -> None:
         """Attach a computed page to `node`, which was only in the host tier."""
-        assert self.host is not None, "without a host tier, what is cached is on the device"
-        self.host.mark_recomputed(node)
+        assert self._tier is not None, "without a host tier, what is cached is on the device"
+        self._tier.mark_recomputed(node)
         node.page = page
         parent.device_children += 1
         self.pool.move_to_cache(1)
@@ -308,7 +309,7 @@ class PrefixCache:
             pages.append(page)
             node.page = -1
             parent.device_children -= 1
-            if self.host is None or not offload or not self.host.offload(node, page):
+            if self._tier is None or not offload or not self._tier.offload(node, page):
                 self._forget(node)
             bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:
@@ -340,7 +341,7 @@ class PrefixCache:
 
     def _load_from_host(self, node: Node) -> int:
         """Lock `node`, and return how many pages got a device page again. The next plan loads their KV."""
-        assert self.host is not None, "without a host tier, what is cached is on the device"
+        assert self._tier is not None, "without a host tier, what is cached is on the device"
         absent = []
         while node.page < 0 and node.parent is not None:
             absent.append(node)
@@ -350,10 +351,10 @@ class PrefixCache:
         if count + self.unused_above(node) > self.available:
             raise OutOfPages(f"{count} pages to load from the host, {self.available} available")
         self._lock(node)
-        self.host.pin(absent)
+        self._tier.pin(absent)
         if count > self.pool.free:
             self._evict(count - self.pool.free)
-        self.host.load(absent, self.pool.take(count))
+        self._tier.load(absent, self.pool.take(count))
         self.pool.move_to_cache(count)
         for each in absent:
             assert each.parent is not None

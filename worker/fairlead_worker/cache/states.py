@@ -21,6 +21,8 @@ from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
 
 ZEROS = -1
 """In place of a slot to start from: the request starts at its first token."""
+FURTHER_SLOTS = 2
+"""Beside those that are given out: one stays zero, and one is for padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class StateSlots:
 
     @property
     def all_bytes(self) -> int:
-        """Return what all slots take, with one that stays zero."""
-        return (self.total + 1) * self.bytes
+        """Return what all slots take, with the further ones."""
+        return (self.total + FURTHER_SLOTS) * self.bytes
 
 
 class RowState(Struct, frozen=True, gc=False):

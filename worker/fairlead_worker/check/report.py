@@ -163,7 +163,7 @@ def _check_decoder(report: Report, config: WorkerConfig, folder: Path, gpu: Gpu 
     if config.attention_backend not in ("auto", attention):
         attention, why = config.attention_backend, "--attention-backend"
     drafts = config.speculative_config is not None and bool(config.speculative_config.model)
-    groups, one = choose_groups(spec, plan.max_model_len, attention, drafts, config.host_kv_cache_bytes > 0)
+    groups, one = choose_groups(spec, plan.max_model_len, drafts)
     spec = replace(spec, groups=() if skeleton.states else groups)
     report = replace(
         report,

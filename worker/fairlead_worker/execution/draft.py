@@ -18,7 +18,7 @@ from msgspec import structs
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, run_step
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -95,8 +95,8 @@ class Drafter:
         self._seen: dict[str, _Seen] = {}
 
     @property
-    def page_size(self) -> int:
-        return self._backend.spec.page_size
+    def spec(self) -> KVSpec:
+        return self._backend.spec
 
     def run(self, step: PackedStep, plainly: bool = False) -> torch.Tensor:
         """Return the logits of a pass. `plainly`: without CUDA graphs."""

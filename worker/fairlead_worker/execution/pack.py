@@ -67,14 +67,15 @@ def pack_groups(plan: StepPlan, page_size: int, device: torch.device, groups: in
     rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
     counts = np.array(step.counts, np.int64)
     ends = np.array(step.starts, np.int64) + counts
-    places, offsets = np.divmod(step.positions.cpu().numpy(), page_size)
+    assert step.host is not None, "it was packed on the host"
+    places, offsets = np.divmod(step.host.positions.numpy(), page_size)
     places += np.repeat(step.page_indptr.numpy()[:-1], counts)
     others = []
     for group in range(groups - 1):
         tables = [row.pages.others[group] if isinstance(row.pages, PageTable) else row.pages for row in rows]
         _, indices = _page_table(rows, tables, -(-ends // page_size), ends, page_size)
         slots = torch.from_numpy(indices[places].astype(np.int64) * page_size + offsets)
-        others.append(GroupPages(to_device(slots, device), torch.from_numpy(indices)))
+        others.append(GroupPages(to_device(slots, device), torch.from_numpy(indices), slots))
     return replace(step, others=others)
 
 

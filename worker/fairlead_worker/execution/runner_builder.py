@@ -18,7 +18,7 @@ from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
-from fairlead_worker.kernels.registry import backend_name, make_backend
+from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.kernels.states import StatefulBackend, StateStore, count_slots, count_token_pages, describe_states
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
@@ -104,13 +104,13 @@ class RunnerBuilder:
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
         self._spec = KVSpec(loaded.layers, self.page_size, loaded.dtype, loaded.device, loaded.kv_scales)
-        groups, self._why_one_group = choose_groups(
-            self._spec, loaded.max_model_len, backend_name(self.backend, self._spec), self.draft is not None, self.host_kv_cache_bytes > 0
-        )
+        groups, self._why_one_group = choose_groups(self._spec, loaded.max_model_len, self.draft is not None)
         self._spec = replace(self._spec, groups=() if loaded.states else groups)
         if self.draft is not None:
             self._draft_spec = KVSpec(self.draft.layers, self.page_size, self.draft.dtype, self.draft.device)
-        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates and not loaded.states else (0, 0)
+        self._rows, tokens = (self.graph_rows, self.piece_tokens) if loaded.generates else (0, 0)
+        if loaded.states:
+            tokens = 0  # a row of a prompt scans its states in parts of its own
         if steps is not None:
             limits = StepLimits.from_config(steps, self.page_size)
             self._rows, tokens = min(self._rows, limits.decode), min(tokens, limits.tokens)  # each drafted token is a row of its own
@@ -163,7 +163,7 @@ class RunnerBuilder:
         """Record all graphs, give them back, and return the bytes that they took."""
 
         def record() -> object:
-            backend = self._make_backend(self._spec, 1, no_progress, self.deterministic)
+            backend = self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
             tried = ModelRunner(self.loaded, backend, adapters=self.adapters)
             graphs = self._record_decodes(tried.forward, backend)
             self._failures.add(graphs)

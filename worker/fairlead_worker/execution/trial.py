@@ -15,7 +15,8 @@ import torch
 
 from fairlead_worker.execution.cuda_graphs.decodes import describe_failure
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.base import KVSpec, PackedStep
+from fairlead_worker.kernels.groups import spread
 from fairlead_worker.model.acceptance import find_refusal
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.trial_text import LENGTHS, places, trial_pages
@@ -71,8 +72,8 @@ def drop_decodes(runner: ModelRunner) -> None:
 
 def _guard(runner: ModelRunner, check: Callable[[], str]) -> str:
     """Return what `check` returns, or why it fails. Raises what a plain step raises after that."""
-    device = runner.loaded.device
-    if (needed := trial_pages(runner.backend.spec.page_size)) > runner.backend.pages:
+    device, spec = runner.loaded.device, runner.backend.spec
+    if (needed := trial_pages(spec.page_size) * spec.num_groups) > runner.backend.pages:
         return f"the trial needs {needed} KV pages"
     try:
         return check()
@@ -97,7 +98,7 @@ def _check_decodes(runner: ModelRunner, adapter: int) -> str:
         if adapter and not graphs.adapter_failure:
             reason = reason or model.compare(graphs.sizes, adapter)
     if not reason and drafter is not None and drafter.graphs is not None:
-        draft = _Model(drafter.loaded, drafter.page_size, drafter.run, lambda step: drafter.run(step, plainly=True))
+        draft = _Model(drafter.loaded, drafter.spec, drafter.run, lambda step: drafter.run(step, plainly=True))
         reason = draft.compare(drafter.graphs.sizes)
         return reason and f"of the draft model, {reason}"
     return reason
@@ -113,7 +114,7 @@ def _model_of(runner: ModelRunner) -> "_Model":
         with _plainly(runner):
             return runner.run(step)
 
-    return _Model(runner.loaded, runner.backend.spec.page_size, runner.run, run_plainly)
+    return _Model(runner.loaded, runner.backend.spec, runner.run, run_plainly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class _Model:
     """One model, and two ways to run its steps."""
 
     loaded: LoadedModel
-    page_size: int
+    spec: KVSpec
     run: Callable[[PackedStep], torch.Tensor]
     run_plainly: Callable[[PackedStep], torch.Tensor]
 
@@ -161,7 +162,7 @@ class _Model:
         return ""
 
     def pack(self, rows: Rows) -> PackedStep:
-        return self.loaded.reference.text.step(rows, self.page_size, self.loaded.device)
+        return spread(self.loaded.reference.text.step(rows, self.spec.page_size, self.loaded.device), self.spec)
 
     def _logprobs(self, logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         parts = zip(torch.split(logits, AT_ONCE), torch.split(at, AT_ONCE), strict=True)

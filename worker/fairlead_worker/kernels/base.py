@@ -193,6 +193,8 @@ class GroupPages:
     """As `PackedStep.slots`."""
     page_indices: torch.Tensor
     """As `PackedStep.page_indices`. Entries behind the group's window are outdated: they name pages, but not the row's."""
+    host_slots: torch.Tensor | None = None
+    """`slots` on the host, as `HostArrays`; None: they were made on the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ microseconds. FlashInfer's POD wrappers compute both in one kernel, but `PODWith
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol, cast
 
@@ -19,7 +19,22 @@ from torch import Tensor
 
 from fairlead_worker.kernels import hopper
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepContext
-from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
+from fairlead_worker.kernels.flashinfer_latents import fits, make_latent_wrapper, plan_latents, store_latents
+from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, LatentWrapper, Library, PrefillWrapper, library
+from fairlead_worker.kernels.flashinfer_support import unsupported
+from fairlead_worker.kernels.flashinfer_trial import build_fa3, build_kind, build_store
+from fairlead_worker.kernels.flashinfer_wrappers import (
+    AnyWrapper,
+    GraphWrappers,
+    Key,
+    LatentWrappers,
+    StepPart,
+    Wrappers,
+    make_graph_wrappers,
+    plan_decodes,
+    plan_prefill,
+    uses_tensor_cores,
+)
 from fairlead_worker.kernels.float8 import Float8Store, round_to_float8
 from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages, select_rows
 from fairlead_worker.kernels.reference import ReferenceBackend
@@ -27,36 +42,10 @@ from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.kernels.workspace import graph_workspace_bytes, processors, workspace_bytes
 
-TENSOR_CORE_GROUP = 4
-"""Query heads per KV head from which decoding uses the tensor cores (mini-sglang's choice)."""
 LARGEST_TILE_FROM = 64
 """FlashInfer takes its largest tile (128; 64 for heads of 256) if rows have more such queries on average (`FA2DetermineCtaTileQ`)."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Wrappers:
-    """The wrappers of one layer kind. Each keeps the schedule of its latest plan, so layer kinds cannot share them."""
-
-    prefill: PrefillWrapper
-    decode: DecodeWrapper
-    hopper: PrefillWrapper | None
-    """Prefills by fa3; None: it does not run here."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepPart:
-    """Rows of a step that one plan covers, for each layer kind."""
-
-    tokens: slice
-    wrappers: dict[LayerSpec, PrefillWrapper | DecodeWrapper]
-    tiles: dict[LayerSpec, Tiles]
-    """Of kinds whose queries are padded."""
-
-
-GraphWrappers = Mapping[LayerSpec, PrefillWrapper | DecodeWrapper]
-"""Those of a graph: all for prefills, or all for decodes."""
 
 
 class Fence(Protocol):
@@ -92,52 +81,54 @@ class FlashInferBackend:
         self._storage = ReferenceBackend(spec, pages + 1)
         self.keys, self.values = self._storage.keys, self._storage.values
         self._left_out: dict[LayerSpec, str] = {}
-        self._wrappers: dict[LayerSpec, Wrappers] = {}
+        self.keys_of = [*zip(spec.groups or (0,) * len(spec.layers), spec.layers, strict=True)]
+        """The key of each layer."""
+        self._wrappers: dict[Key, Wrappers | LatentWrappers] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8, device=spec.device)
         self._float8: Float8Store | None = None
         """None: KV has 16 bits, or FlashInfer's kernel does not run here, and torch rounds."""
         if spec.scales is not None:
             self._float8 = Float8Store(self._library, LAYOUT, {kind.key_dim for kind in spec.layers}, spec.device)
         for kind in dict.fromkeys(spec.layers):
-            if reason := unsupported(kind, spec.dtype):
+            if reason := unsupported(kind, spec.dtype, spec.scales is not None):
                 self.leave_out(kind, reason)
         self._make_wrappers()
         # A plan stages its schedule in pinned memory that the next plan overwrites. The next plan must wait until the copy completes.
         self._staged: Fence | None = torch.cuda.Event() if spec.device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch
 
     def _make_wrappers(self) -> None:
-        kinds = [kind for kind in dict.fromkeys(self.spec.layers) if kind not in self._left_out]
-        if not kinds:
+        keys = [key for key in dict.fromkeys(self.keys_of) if key[1] not in self._left_out]
+        if not keys:
             return
         # The decode wrapper requires zeros. One workspace serves all wrappers, because runs follow each other on one stream.
-        size = workspace_bytes(kinds, processors(self.spec.device))
+        size = workspace_bytes([kind for _, kind in keys if not kind.value_in_key], processors(self.spec.device))
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=self.spec.device)
         assert self._library is not None
         prefill, decode = self._library.BatchPrefillWithPagedKVCacheWrapper, self._library.BatchDecodeWithPagedKVCacheWrapper
         auto = self._prefill_kernels == "auto"
         with_fa3 = auto and hopper.is_supported(self.spec.device, self.spec.scales is not None)
-        for kind in kinds:
-            self._wrappers[kind] = Wrappers(
+        for key in keys:
+            if key[1].value_in_key:
+                kernels = "fa2" if auto else self._prefill_kernels
+                self._wrappers[key] = LatentWrappers(*(make_latent_wrapper(self._library, self._workspace, kernels) for _ in range(2)))
+                continue
+            self._wrappers[key] = Wrappers(
                 prefill(self._workspace, LAYOUT, backend="fa2" if auto else self._prefill_kernels),
-                decode(self._workspace, LAYOUT, use_tensor_cores=self._uses_tensor_cores(kind), backend="fa2"),
+                decode(self._workspace, LAYOUT, use_tensor_cores=uses_tensor_cores(key[1], self.spec), backend="fa2"),
                 prefill(self._workspace, LAYOUT, backend="fa3") if with_fa3 else None,
             )
-
-    def _uses_tensor_cores(self, kind: LayerSpec) -> bool:
-        """Return whether decodes use the kernels of prefills. With float8 all do, as in SGLang: these widen it faster."""
-        return self.spec.scales is not None or kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP
 
     def leave_out(self, kind: LayerSpec, reason: str) -> None:
         """Serve this layer kind by the reference backend from now on; logged once."""
         count = self.spec.layers.count(kind)
         logger.warning("FlashInfer does not support %s: %d of the layers use the slow `reference` attention", reason, count)
         self._left_out[kind] = reason
-        self._wrappers.pop(kind, None)
+        self._wrappers = {key: wrappers for key, wrappers in self._wrappers.items() if key[1] != kind}
 
     @property
     def kinds(self) -> list[LayerSpec]:
-        """Return the layer kinds that FlashInfer serves, each with its own plan."""
-        return list(self._wrappers)
+        """Return the layer kinds that FlashInfer serves."""
+        return list(dict.fromkeys(kind for _, kind in self._wrappers))
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
         return FlashInferStep(self, step, *self.plan_parts(step))
@@ -166,109 +157,63 @@ class FlashInferBackend:
     def _plan(self, step: PackedStep, paging: Paging, first: int) -> StepPart:
         """Plan the rows of `paging`, which begin at row `first` of the step. The first part begins at token 0, and has one token a row."""
         part = StepPart(slice(first, first + len(paging.rows)), {}, {})
-        for kind in self._wrappers:
-            part.wrappers[kind] = self._plan_kind(kind, step, paging, part)
+        each = paging.each
+        for key in filter(lambda key: self._serves(key[1], step), self._wrappers):
+            part.wrappers[key] = self._plan_key(key, step, each[key[0]], part)
         return part
 
-    def _plan_kind(self, kind: LayerSpec, step: PackedStep, paging: Paging, part: StepPart) -> PrefillWrapper | DecodeWrapper:
-        wrappers = self._wrappers[kind]
+    def _serves(self, kind: LayerSpec, step: PackedStep) -> bool:
+        """Return whether FlashInfer serves layers of `kind` in this step. Keys of latents may be split, by the lengths of other rows."""
+        return not kind.value_in_key or (not self.batch_invariant and fits(step, kind))
+
+    def _plan_key(self, key: Key, step: PackedStep, paging: Paging, part: StepPart) -> AnyWrapper:
+        """`paging`: of the key's group."""
+        wrappers, (group, kind) = self._wrappers[key], key
+        if isinstance(wrappers, LatentWrappers):
+            wrapper = wrappers.decode if paging.single else wrappers.prefill
+            assert self._library is not None
+            plan_latents(kind, self.spec, self._library, wrapper, paging)
+            return wrapper
         if self.batch_invariant:
             least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
-            wider, tiles = pad_to_tile(paging, step, self.spec.page_size, least)
-            self._plan_prefill(kind, wrappers.prefill, self._stage(wider)[0])
-            part.tiles[kind] = Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
+            wider, tiles = pad_to_tile(paging, step.of_groups()[group], self.spec.page_size, least)
+            plan_prefill(kind, self.spec, wrappers.prefill, self._stage(wider)[0], disable_split_kv=True)
+            part.tiles[key] = Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
             return wrappers.prefill
         if paging.single:
-            self._plan_decodes(kind, wrappers.decode, paging)
+            plan_decodes(kind, self.spec, wrappers.decode, paging)
             return wrappers.decode
         counts = paging.query_indptr.diff().tolist()
         suits = wrappers.hopper is not None and hopper.has_enough_tiles(kind, counts, processors(self.spec.device))
         chosen = wrappers.hopper if suits and wrappers.hopper is not None else wrappers.prefill
-        self._plan_prefill(kind, chosen, paging)
+        plan_prefill(kind, self.spec, chosen, paging, disable_split_kv=False)
         return chosen
-
-    def _plan_prefill(self, kind: LayerSpec, wrapper: PrefillWrapper, paging: Paging) -> None:
-        wrapper.plan(
-            paging.query_indptr,
-            paging.page_indptr,
-            paging.page_indices,
-            paging.last_page_len,
-            kind.heads,
-            kind.kv_heads,
-            kind.key_dim,
-            self.spec.page_size,
-            causal=True,
-            sm_scale=kind.scaling,
-            window_left=_to_the_left(kind),
-            logits_soft_cap=kind.softcap or 0.0,
-            q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.kv_dtype,
-            disable_split_kv=self.batch_invariant,
-        )
-
-    def _plan_decodes(self, kind: LayerSpec, wrapper: DecodeWrapper, paging: Paging) -> None:
-        wrapper.plan(
-            paging.page_indptr,
-            paging.page_indices,
-            paging.last_page_len,
-            kind.heads,
-            kind.kv_heads,
-            kind.key_dim,
-            self.spec.page_size,
-            sm_scale=kind.scaling,
-            window_left=_to_the_left(kind),
-            logits_soft_cap=kind.softcap or 0.0,
-            q_data_type=self.spec.dtype,
-            kv_data_type=self.spec.kv_dtype,
-        )
 
     def graph_wrappers(self, paging: Paging) -> GraphWrappers:
         """Make wrappers for a graph of decodes, or of joined rows if `paging` is not of single queries. Planning writes the page tables
         into the buffers of `paging`, sized for any plan.
         """
         assert self._library is not None
-        kinds = [kind for kind in self.kinds if self._uses_tensor_cores(kind) or not paging.single]
+        kinds = [kind for kind in self.kinds if not kind.value_in_key and (uses_tensor_cores(kind, self.spec) or not paging.single)]
         needed = graph_workspace_bytes(kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first
             self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
-        if not paging.single:
-            return {
-                kind: self._library.BatchPrefillWithPagedKVCacheWrapper(
-                    self._workspace,
-                    LAYOUT,
-                    backend="fa2",
-                    use_cuda_graph=True,
-                    qo_indptr_buf=paging.query_indptr,
-                    paged_kv_indptr_buf=paging.page_indptr,
-                    paged_kv_indices_buf=paging.page_indices,
-                    paged_kv_last_page_len_buf=paging.last_page_len,
-                )
-                for kind in self._wrappers
-            }
-        return {
-            kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace,
-                LAYOUT,
-                use_tensor_cores=self._uses_tensor_cores(kind),
-                backend="fa2",
-                use_cuda_graph=True,
-                paged_kv_indptr_buffer=paging.page_indptr,
-                paged_kv_indices_buffer=paging.page_indices,
-                paged_kv_last_page_len_buffer=paging.last_page_len,
-            )
-            for kind in self._wrappers
-        }
+        return make_graph_wrappers(self._library, self._workspace, self._wrappers, self.spec, paging)
 
     def plan_graph(self, wrappers: GraphWrappers, paging: Paging) -> None:
         """Plan as `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, with as many rows as the graph."""
         (paging,) = self._stage(paging)
         # FlashInfer copies host page indices into a graph's buffer only after all queued work, so they go to the device first.
-        paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
-        for kind, wrapper in wrappers.items():
-            if paging.single:
-                self._plan_decodes(kind, cast(DecodeWrapper, wrapper), paging)
+        device = self.spec.device
+        each = [replace(part, page_indices=to_device(part.page_indices, device)) for part in paging.each]
+        for (group, kind), wrapper in wrappers.items():
+            if kind.value_in_key:
+                assert self._library is not None
+                plan_latents(kind, self.spec, self._library, cast(LatentWrapper, wrapper), each[group])
+            elif paging.single:
+                plan_decodes(kind, self.spec, cast(DecodeWrapper, wrapper), each[group])
             else:
-                self._plan_prefill(kind, cast(PrefillWrapper, wrapper), paging)
+                plan_prefill(kind, self.spec, cast(PrefillWrapper, wrapper), each[group], disable_split_kv=self.batch_invariant)
         if self._staged is not None:
             self._staged.record()
 
@@ -276,72 +221,33 @@ class FlashInferBackend:
         """Build or load every kernel and run it once. A layer kind that cannot be built falls back to the reference, with a warning. Writes
         page 0.
         """
-        if self._float8 is not None and self.kinds:
-            try:
-                self._try_store(self.kinds[0])
-            except Exception as error:  # as below
-                logger.warning("float8 KV is rounded by torch, with four more launches in a layer: %s", _reason(error))
-                self._float8 = None
+        if self._float8 is not None and self.kinds and not build_store(self):
+            self._float8 = None
         for kind in self.kinds:
             self._prepare_fa3(kind)
-            for count in (1, 2):
-                try:
-                    self._try(kind, count)
-                except Exception as error:  # whatever a compiler or a loader raises
-                    self.leave_out(kind, f"heads of {kind.key_dim} here, as its kernel could not be built: {_reason(error)}")
-                    break
+            build_kind(self, kind)
 
     def _prepare_fa3(self, kind: LayerSpec) -> None:
         """Build or load fa3's kernels for `kind` and run them once. Prefills use fa2, with a warning, if that fails."""
-        wrappers = self._wrappers[kind]
-        if wrappers.hopper is None or self.batch_invariant:
+        every = {key: wrappers for key, wrappers in self._wrappers.items() if key[1] == kind}
+        before = {key: wrappers for key, wrappers in every.items() if isinstance(wrappers, Wrappers)}
+        if self.batch_invariant or not any(wrappers.hopper for wrappers in before.values()):
             return
-        self._wrappers[kind] = replace(wrappers, prefill=wrappers.hopper, hopper=None)
-        try:
-            self._try(kind, 2)
-        except Exception as error:  # whatever a compiler or a loader raises
-            logger.warning("prefills of heads of %d use fa2, not fa3, whose kernel could not be built: %s", kind.key_dim, _reason(error))
-            wrappers = replace(wrappers, hopper=None)
-        self._wrappers[kind] = wrappers
+        for key, wrappers in before.items():
+            assert wrappers.hopper is not None
+            self._wrappers[key] = replace(wrappers, prefill=wrappers.hopper, hopper=None)
+        if build_fa3(self, kind):
+            self._wrappers |= before
+        else:
+            self._wrappers |= {key: replace(wrappers, hopper=None) for key, wrappers in before.items()}
 
-    def _try(self, kind: LayerSpec, count: int) -> None:
-        """Plan and run a layer of `kind` for a row of `count` tokens."""
-        step = self._trial_step(count)
+    def begin(self, step: PackedStep, kind: LayerSpec | None = None) -> "FlashInferStep":
+        """Return a trial step, planned for layers of `kind`, or for none."""
         paging = plan_pages(step, self.spec.page_size)
-        part = StepPart(slice(0, count), {}, {})
-        part.wrappers[kind] = self._plan_kind(kind, step, paging, part)
-        parts = [self._zeros(count, heads, kind) for heads in (kind.heads, kind.kv_heads, kind.kv_heads)]
-        FlashInferStep(self, step, paging, [part]).attend(self.spec.layers.index(kind), *parts)
-        self._wait()
-
-    def _try_store(self, kind: LayerSpec) -> None:
-        """Store the KV of a token in a layer of `kind`."""
-        step, token = self._trial_step(1), self._zeros(1, kind.kv_heads, kind)
-        FlashInferStep(self, step, plan_pages(step, self.spec.page_size), ()).store(self.spec.layers.index(kind), token, token)
-        self._wait()
-
-    def _zeros(self, tokens: int, heads: int, kind: LayerSpec) -> Tensor:
-        return torch.zeros(tokens, heads, kind.key_dim, dtype=self.spec.dtype, device=self.spec.device)
-
-    def _wait(self) -> None:
-        """Wait for the device, which reports errors of a kernel only then."""
-        if self.spec.device.type == "cuda":
-            torch.cuda.synchronize(self.spec.device)
-
-    def _trial_step(self, count: int) -> PackedStep:
-        """Return a step of one row of `count` tokens on page 0."""
-        device = self.spec.device
-        pages = -(-count // self.spec.page_size)  # all of them page 0: there may be no other page
-        return PackedStep(
-            tokens=torch.zeros(count, dtype=torch.int64, device=device),
-            positions=torch.arange(count, device=device),
-            slots=torch.arange(count, device=device) % self.spec.page_size,
-            starts=[0],
-            counts=[count],
-            page_indptr=torch.tensor([0, pages], dtype=torch.int32),
-            page_indices=torch.zeros(pages, dtype=torch.int32),
-            sampling=torch.zeros(0, dtype=torch.int64, device=device),
-        )
+        part = StepPart(slice(0, len(paging.rows)), {}, {})
+        for key in (key for key in self._wrappers if key[1] == kind):
+            part.wrappers[key] = self._plan_key(key, step, paging.each[key[0]], part)
+        return FlashInferStep(self, step, paging, [part])
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
         return self._storage.read_pages(pages)
@@ -357,6 +263,9 @@ class FlashInferBackend:
         """Store key and value [T, kv_heads, dim] into the pages; `paging` is on the device."""
         assert self._library is not None
         if self.spec.layers[layer].source is not None:
+            return
+        if self.spec.layers[layer].value_in_key:
+            store_latents(self._library, paging, dense(key.to(self.spec.dtype)), self.keys[layer])
             return
         key, value = (dense(part.to(self.spec.dtype)) for part in (key, value))
         pages, scale = (self.keys[layer], self.values[layer]), self.spec.scale(layer)
@@ -377,8 +286,12 @@ class FlashInferBackend:
             LAYOUT,
         )
 
-    def run(self, wrapper: PrefillWrapper | DecodeWrapper, layer: int, queries: Tensor, output: Tensor) -> None:
+    def run(self, wrapper: AnyWrapper, layer: int, queries: Tensor, output: Tensor) -> None:
         """Write the attention of queries [T, heads, key_dim] by the latest plan of `wrapper` into `output` [T, heads, value_dim]."""
+        if self.spec.layers[layer].value_in_key:
+            cast(LatentWrapper, wrapper).run(query=queries.contiguous(), kv_cache=self.keys[layer][:, :, 0], out=output)
+            return
+        wrapper = cast(PrefillWrapper | DecodeWrapper, wrapper)
         scale = self.spec.scale(layer)
         factor = None if scale == 1 else scale
         wrapper.run(dense(queries), (self.keys[layer], self.values[layer]), out=output, k_scale=factor, v_scale=factor)
@@ -386,7 +299,7 @@ class FlashInferBackend:
     def run_parts(self, parts: Sequence[StepPart], layer: int, queries: Tensor, output: Tensor) -> None:
         """Do the same for each of `parts`, whose plan is the latest one. Tokens behind the last part's are left as they are."""
         for part in parts:
-            self.run(part.wrappers[self.spec.layers[layer]], layer, queries[part.tokens], output[part.tokens])
+            self.run(part.wrappers[self.keys_of[layer]], layer, queries[part.tokens], output[part.tokens])
 
     def make_output(self, layer: int, queries: Tensor) -> Tensor:
         kind = self.spec.layers[layer]
@@ -403,7 +316,7 @@ class FlashInferStep:
         self._reference: StepContext | None = None
         # The kernels that store KV read the page tables on the device, so they get device copies.
         device = backend.spec.device
-        self._paging = Paging(
+        stored = Paging(
             query_indptr=paging.query_indptr,
             page_indptr=to_device(paging.page_indptr, device),
             page_indices=to_device(paging.page_indices, device),
@@ -412,25 +325,27 @@ class FlashInferStep:
             positions=to_device(paging.positions, device),
             single=paging.single,
             zeros=None if backend.spec.scales is None else torch.zeros(len(paging.rows), dtype=torch.int32, device=device),
+            others=tuple(to_device(indices, device) for indices in paging.others),
         )
+        self._pagings = stored.each
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the step's KV of `layer`."""
-        self._backend.store(layer, self._paging, key, value)
+        self._backend.store(layer, self._pagings[self._backend.keys_of[layer][0]], key, value)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
-        kind = backend.spec.layers[layer]
-        if kind not in self._parts[0].wrappers:
+        key_of = backend.keys_of[layer]
+        if key_of not in self._parts[0].wrappers:
             self._reference = self._reference or backend.reference(self._step)
             return self._reference.attend(layer, query, key, value)
         self.store(layer, key, value)
-        queries, tiles = query.to(backend.spec.dtype), self._parts[0].tiles.get(kind)  # a model may rotate its queries in float32
+        queries, tiles = query.to(backend.spec.dtype), self._parts[0].tiles.get(key_of)  # a model may rotate its queries in float32
         if tiles is not None:  # one part, whose tokens are not the queries
             queries = queries[tiles.tokens]
         output = backend.make_output(layer, queries)
         if tiles is not None:
-            backend.run(self._parts[0].wrappers[kind], layer, queries, output)
+            backend.run(self._parts[0].wrappers[key_of], layer, queries, output)
         else:
             backend.run_parts(self._parts, layer, queries, output)
         return (output if tiles is None else output[tiles.places]).to(query.dtype)
@@ -444,15 +359,3 @@ def count_decodes(counts: Sequence[int]) -> int:
 def dense(part: torch.Tensor) -> torch.Tensor:
     """Return [T, heads, dim] with a contiguous last dimension. Rows and heads may be strided (views of stacked projections, transposes)."""
     return part if part.stride(-1) == 1 else part.contiguous()
-
-
-def _to_the_left(kind: LayerSpec) -> int:
-    """Return the number of keys that a query sees before its own; -1: all."""
-    return -1 if kind.window is None else kind.window - 1
-
-
-def _reason(error: Exception) -> str:
-    """Return one line of `error`: the first error of a compiler's output, else the last line."""
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    reason = next((line for line in lines if "error:" in line), lines[-1])
-    return f"{type(error).__name__}: {reason.strip()[:300]}"

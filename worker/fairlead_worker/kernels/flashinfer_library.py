@@ -12,12 +12,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from fairlead_worker.kernels.base import LayerSpec
-
 HEAD_DIMS = (64, 128, 256)
 """Head sizes that all kernels used here support (`DISPATCH_HEAD_DIM`; some of them also support 512)."""
-DTYPES = (torch.float16, torch.bfloat16)
-"""Dtypes of queries and KV: the tensor cores multiply 16-bit numbers."""
 LAYOUT = "NHD"
 """Pages as [page_size, kv_heads, dim].
 
@@ -82,8 +78,68 @@ class DecodeWrapper(Protocol):
         ...
 
 
+class LatentWrapper(Protocol):
+    """`flashinfer.mla.BatchMLAPagedAttentionWrapper`: any number of queries per row, over latents."""
+
+    def plan(
+        self,
+        *,
+        metadata: Any,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None: ...
+
+    def run(self, *, query: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Attend with queries [T, heads, latent + rotated] to pages [pages, page_size, latent + rotated]."""
+        ...
+
+
+class LatentMetadata(Protocol):
+    """`flashinfer.mla.MLAPlanMetadata`."""
+
+    def csr(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_len_arr: torch.Tensor) -> object: ...
+
+
 class Library(Protocol):
     """FlashInfer's functions, as `library` finds them."""
+
+    @property
+    def MLAPlanMetadata(self) -> LatentMetadata: ...
+
+    def BatchMLAPagedAttentionWrapper(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+    ) -> LatentWrapper:
+        """As for decodes, with `use_cuda_graph`."""
+        ...
+
+    def append_paged_mla_kv_cache(
+        self,
+        append_ckv: torch.Tensor,
+        append_kpe: torch.Tensor,
+        batch_indices: torch.Tensor,
+        positions: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_last_page_len: torch.Tensor,
+    ) -> None:
+        """Store each token's latent, [T, latent], and the rotated part of its key where the page tables say."""
+        ...
 
     def BatchPrefillWithPagedKVCacheWrapper(
         self,
@@ -154,8 +210,8 @@ class Library(Protocol):
         ...
 
 
-MODULES = ("flashinfer", "flashinfer.rope")
-"""The package exports all functions used here but one: the store in float8 is only in its module."""
+MODULES = ("flashinfer", "flashinfer.rope", "flashinfer.mla")
+"""The package exports all that is used here but the store in float8 and the metadata of latents."""
 
 
 class Modules:
@@ -181,22 +237,3 @@ def library() -> Library | None:
     except Exception as error:  # besides ImportError: a library that does not find its CUDA raises other exceptions
         logger.warning("FlashInfer is not available, so attention uses the slow `reference`: %s (install fairlead[gpu])", error)
         return None
-
-
-def unsupported(layer: LayerSpec, dtype: torch.dtype) -> str:
-    """Return why FlashInfer does not support `layer`; empty if it does."""
-    if dtype not in DTYPES:
-        return f"{str(dtype).removeprefix('torch.')} (its kernels are for float16 and bfloat16)"
-    if layer.value_in_key:
-        return "latents (its MLA kernels are not used here)"
-    if layer.key_dim != layer.value_dim:
-        return f"keys of {layer.key_dim} with values of {layer.value_dim}"
-    if layer.key_dim not in HEAD_DIMS:
-        return f"heads of {layer.key_dim} (its kernels are for {', '.join(map(str, HEAD_DIMS))})"
-    if layer.sinks is not None:
-        return "attention sinks"
-    if layer.chunk is not None:
-        return "chunked attention"
-    if layer.heads % layer.kv_heads:
-        return f"{layer.heads} heads on {layer.kv_heads}"
-    return ""

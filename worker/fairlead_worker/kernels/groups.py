@@ -39,16 +39,12 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[tuple
     return tuple(of[number if layer.source is None else layer.source] for number, layer in enumerate(layers)), ""
 
 
-def choose_groups(spec: KVSpec, max_model_len: int, backend: str, has_draft: bool, has_host_tier: bool) -> tuple[tuple[int, ...], str]:
-    """Return the same for layers that the attention `backend` serves, with these settings."""
-    reasons = {
-        "plans and CUDA graphs of a GPU take one page table": backend == "flashinfer" or spec.device.type != "cpu",
-        "a draft model shares the page tables": has_draft,
-        "the host tier copies whole pages": has_host_tier,
-    }
-    if found := [reason for reason, applies in reasons.items() if applies]:
-        return (), found[0]
-    return group_layers(spec.layers, max_model_len)
+def choose_groups(spec: KVSpec, max_model_len: int, has_draft: bool) -> tuple[tuple[int, ...], str]:
+    """Return the same for a model, perhaps with a draft model, whose layers use the pages of the first group."""
+    groups, why_one = group_layers(spec.layers, max_model_len)
+    if groups and not any(groups) and has_draft:
+        return (), "a draft model reads all tokens"
+    return groups, why_one
 
 
 def describe_groups(groups: CacheGroups | None, why_one: str) -> str:

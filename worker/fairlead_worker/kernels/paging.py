@@ -32,6 +32,16 @@ class Paging:
     """Whether every row has one query: a decode-only step."""
     zeros: torch.Tensor | None = None
     """[T] of zeros on the device, if KV is stored in float8 (`float8.Float8Store`)."""
+    others: tuple[torch.Tensor, ...] = ()
+    """`page_indices` of each group of layers after the first one (`kernels/groups.py`). The rest is the same for all of them."""
+
+    lengths: torch.Tensor | None = None
+    """[R]: tokens of each row's KV after this step's are stored. Only plans over latents read it."""
+
+    @property
+    def each(self) -> "list[Paging]":
+        """Return the arrays of each group of layers."""
+        return [self, *(replace(self, page_indices=indices, others=()) for indices in self.others)]
 
 
 def plan_pages(step: PackedStep, page_size: int) -> Paging:
@@ -49,6 +59,8 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         rows=torch.from_numpy(rows),
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
+        others=tuple(group.page_indices for group in step.others),
+        lengths=torch.from_numpy(starts + counts),
     )
 
 
@@ -56,14 +68,17 @@ def select_rows(paging: Paging, begin: int, end: int) -> Paging:
     """Return the arrays of rows `begin` to `end` alone, for a plan of their own."""
     first, last = int(paging.query_indptr[begin]), int(paging.query_indptr[end])
     pages = paging.page_indptr[begin : end + 1]
+    chosen = slice(int(pages[0]), int(pages[-1]))
     return Paging(
         query_indptr=paging.query_indptr[begin : end + 1] - first,
         page_indptr=pages - pages[0],
-        page_indices=paging.page_indices[int(pages[0]) : int(pages[-1])],
+        page_indices=paging.page_indices[chosen],
         last_page_len=paging.last_page_len[begin:end],
         rows=paging.rows[first:last] - begin,
         positions=paging.positions[first:last],
         single=last - first == end - begin,
+        others=tuple(indices[chosen] for indices in paging.others),
+        lengths=None if paging.lengths is None else paging.lengths[begin:end],
     )
 
 
@@ -80,13 +95,15 @@ def pad_rows(paging: Paging, rows: int) -> Paging:
         page_indptr=longer(paging.page_indptr, int(paging.page_indptr[-1])),
         last_page_len=longer(paging.last_page_len, 1),
         single=False,
+        lengths=None if paging.lengths is None else longer(paging.lengths, 0),
     )
 
 
 def pin(paging: Paging) -> Paging:
     """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
-    return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
+    pinned = {name: getattr(paging, name).pin_memory() for name in parts}
+    return replace(paging, **pinned, others=tuple(indices.pin_memory() for indices in paging.others))
 
 
 @dataclass(frozen=True, slots=True)

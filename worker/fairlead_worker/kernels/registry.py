@@ -5,7 +5,8 @@ from collections.abc import Callable
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
-from fairlead_worker.kernels.flashinfer_library import library, unsupported
+from fairlead_worker.kernels.flashinfer_library import library
+from fairlead_worker.kernels.flashinfer_support import unsupported
 from fairlead_worker.kernels.native import NativeBackend, serves
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.native.library import native
@@ -51,7 +52,7 @@ def choose_backend(spec: KVSpec, has_flashinfer: bool | None = None) -> tuple[st
         return "cpu", f"the compiled kernels are for float32 and bfloat16, not {str(spec.dtype).removeprefix('torch.')}" if native() else (
             "the native library does not load here, see the log"
         )
-    reasons = [unsupported(kind, spec.dtype) for kind in spec.layers]
+    reasons = [unsupported(kind, spec.dtype, spec.scales is not None) for kind in spec.layers]
     refused = sorted(set(filter(None, reasons)))
     if not all(reasons) and (library() is not None if has_flashinfer is None else has_flashinfer):
         some = (

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from fairlead_worker.cache.states import ZEROS, RowState, StateSlots
+from fairlead_worker.cache.states import FURTHER_SLOTS, ZEROS, RowState, StateSlots
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext, make_zeros
 from fairlead_worker.kernels.transfer import to_device
 
@@ -87,13 +87,14 @@ class _Part:
 
 
 class StateStore:
-    """The states of all recurrent layers in `slots.total` slots, and a last one that stays zero."""
+    """The states of all recurrent layers in `slots.total` slots, one that stays zero, and one for the padding of CUDA graphs."""
 
     def __init__(self, specs: Sequence[StateSpec], slots: StateSlots, device: torch.device) -> None:
         self.slots, self.device = slots, device
-        self.zeros = slots.total
+        self.zeros, self.padding = slots.total, slots.total + 1
+        count = slots.total + FURTHER_SLOTS
         self.layers = [
-            [make_zeros(slots.total + 1, *shape, dtype=dtype, device=device) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+            [make_zeros(count, *shape, dtype=dtype, device=device) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
             for spec in specs
         ]
 
@@ -220,12 +221,12 @@ def count_slots(specs: Sequence[StateSpec], spec: KVSpec, running: int, snapshot
     if not room:
         return StateSlots(running, running + (snapshots or running), each)
     share = room // 2 if spec.page_bytes else room
-    slots = share // each - 1  # one stays zero
+    slots = share // each - FURTHER_SLOTS
     if slots <= (least := snapshots or 1):
         raise ValueError(
-            f"no memory for recurrent states: those of one request take {each} bytes, there must be room for {least + 2} of them, one of "
-            f"zeros, and there are {share} bytes; raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), lower --limits "
-            "state_snapshots, or free memory"
+            f"no memory for recurrent states: those of one request take {each} bytes, there must be room for {least + 1 + FURTHER_SLOTS} "
+            f"of them, one of zeros and one of padding, and there are {share} bytes; raise --kv-cache-memory-bytes (--mem-fraction-static "
+            "on a GPU), lower --limits state_snapshots, or free memory"
         )
     if snapshots:
         running = min(running, slots - snapshots)

@@ -32,10 +32,12 @@ def join_rows(step: PackedStep) -> PackedStep | None:
     last = np.concatenate((first[1:], [len(counts)])) - 1
     kept = np.zeros(len(counts), bool)
     kept[last] = True
+    pages = np.repeat(kept, lengths)
     return replace(
         step,
         starts=starts[first].tolist(),
         counts=(last - first + 1).tolist(),
         page_indptr=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths[last]))).astype(np.int32)),
-        page_indices=torch.from_numpy(indices[np.repeat(kept, lengths)]),
+        page_indices=torch.from_numpy(indices[pages]),
+        others=[replace(group, page_indices=torch.from_numpy(group.page_indices.numpy()[pages])) for group in step.others],
     )

@@ -13,11 +13,12 @@ TILE = 128
 def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
     """Return the bytes for partial results of rows whose keys are split over thread blocks.
 
+    Latents need a third of the least (`MLAPlan`: two tiles of 64 queries and heads per multiprocessor, 16 bits).
     Two blocks per multiprocessor, a float32 output for each query of a tile (`PrefillPlan` in FlashInfer's scheduler.cuh; before 0.7
     without the division by the query heads per KV head).
     """
-    most = max(2 * multiprocessors * TILE * (kind.value_dim + 1) * 4 * (kind.heads // kind.kv_heads) for kind in kinds)
-    return max(LEAST_WORKSPACE, most)
+    most = (2 * multiprocessors * TILE * (kind.value_dim + 1) * 4 * (kind.heads // kind.kv_heads) for kind in kinds)
+    return max((LEAST_WORKSPACE, *most))
 
 
 def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: int) -> int:

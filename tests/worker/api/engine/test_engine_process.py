@@ -128,18 +128,16 @@ def test_steps_launched_ahead_change_no_token(
 
 @pytest.mark.parametrize("arch", ["gemma3", "mistral"])
 def test_a_cache_by_groups_changes_no_token(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With steps launched ahead and without, and where a host tier, which a CPU ignores, keeps all layers in one page."""
+    """With steps launched ahead and without, and beside a host tier, which a CPU ignores."""
     windowed = make_model(tmp_path / arch, arch, vocab=1024, layers=6, sliding_window=16)
     launched, ready = collect_launched(monkeypatch), list[Ready]()
     monkeypatch.setattr(
         Asking, "send", lambda end, message, send=Asking.send: (isinstance(message, Ready) and ready.append(message), send(end, message))
     )
-    whole = generate(windowed, host_kv_cache_bytes=1 << 20)
-    assert generate(windowed) == whole and not launched
-    assert generate(windowed, overlap="on") == whole and len(launched) > 10
-    assert "host tier" in ready[0].kv_groups and ready[1].kv_groups == ready[2].kv_groups
-    assert ready[1].kv_groups.endswith("the last 16 tokens")
-    assert [each.pages for each in ready] == [64] * 3 and ready[1].max_model_len > ready[0].max_model_len == 64 * 16
+    tokens = generate(windowed, host_kv_cache_bytes=1 << 20)
+    assert generate(windowed) == tokens and not launched
+    assert generate(windowed, overlap="on") == tokens and len(launched) > 10
+    assert all(each.kv_groups.endswith("the last 16 tokens") and each.pages == 64 and each.max_model_len > 64 * 16 for each in ready)
 
 
 def collect_launched(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:

@@ -23,11 +23,12 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder, Recorder
+from fairlead_worker.execution.cuda_graphs.states import GraphStates
 from fairlead_worker.execution.forward import Forward
-from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.base import Backend, GroupPages, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import Paging, pad_rows, plan_pages
-from fairlead_worker.kernels.states import StatefulBackend
+from fairlead_worker.kernels.states import Recurrent, StatefulBackend, StateStore
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.kernels.verification import join_rows
 from fairlead_worker.lora.slots import AdapterSlots
@@ -70,14 +71,17 @@ class GraphedDecodes:
         slots: AdapterSlots | None = None,
         verifies: bool = False,
         group: Group | None = None,
+        states: StateStore | None = None,
     ) -> None:
         """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters. `verifies`: whether
         steps may have drafted tokens. `group`: the ranks, which all record the same graphs; None: this process alone has the model.
+        `states`: of recurrent layers; None: the model has none.
         """
-        self._forward, self._backend, self._slots, self._group = forward, backend, slots, group
+        self._forward, self._backend, self._slots, self._group, self._states = forward, backend, slots, group, states
         self.recorder = recorder
-        self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
-        """Page tables of the step that is replayed, shared by all graphs."""
+        pages = most * -(-context // backend.spec.page_size)
+        self._pages = torch.zeros(backend.spec.num_groups, pages, dtype=torch.int32, device=backend.spec.device)
+        """Page tables of the step that is replayed, for each group of layers, shared by all graphs."""
         self.sizes = batch_sizes(most)
         self.failure = ""
         """Why decodes cannot be recorded; empty if they can."""
@@ -135,7 +139,7 @@ class GraphedDecodes:
 
     def _record(self, size: int) -> "_Graph | None":
         what = f"a step of {size} decodes"
-        graph, self.failure = self._attempt(what, lambda: _Graph(self._backend, size, self._pages))
+        graph, self.failure = self._attempt(what, lambda: _Graph(self._backend, size, self._pages, self._states))
         if graph is None:
             return None
         self._record_adapted(graph, size)
@@ -147,7 +151,7 @@ class GraphedDecodes:
             return
         graph, failure = self._attempt(
             f"a step of {size} drafted tokens",
-            lambda: _Graph(self._backend, size, self._pages, joins=True).record(self._forward, self.recorder),
+            lambda: _Graph(self._backend, size, self._pages, None, joins=True).record(self._forward, self.recorder),
         )
         if graph is None:
             self.verification_failure = failure
@@ -205,34 +209,42 @@ class GraphedDecodes:
 
 
 class _Graph:
-    """One batch size: the memory that its kernels read, and its replays. Implements `StepContext` for its own recording."""
+    """One batch size: the memory that its kernels read, and its replays. Implements `RecurrentContext` for its own recording."""
 
-    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor, joins: bool = False) -> None:
+    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor, states: StateStore | None, joins: bool = False) -> None:
         """`joins`: rows of one request are joined."""
         device = backend.spec.device
         self._backend, self._size = backend, size
         self._padding = backend.padding_page
+        slots = torch.full((size,), self._padding * backend.spec.page_size, device=device)
+        table = torch.full((size,), self._padding, dtype=torch.int32)
         self._inputs = PackedStep(
             tokens=torch.zeros(size, dtype=torch.int64, device=device),
             positions=torch.zeros(size, dtype=torch.int64, device=device),
-            slots=torch.full((size,), self._padding * backend.spec.page_size, device=device),
+            slots=slots,
             starts=[0] * size,
             counts=[1] * size,
             page_indptr=torch.arange(size + 1, dtype=torch.int32),
-            page_indices=torch.full((size,), self._padding, dtype=torch.int32),
+            page_indices=table,
             sampling=torch.arange(size, device=device),
+            others=[GroupPages(slots, table)] * (len(pages) - 1),
         )
         self._paging = Paging(
             query_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
             page_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
-            page_indices=pages,
+            page_indices=pages[0],
             last_page_len=torch.ones(size, dtype=torch.int32, device=device),
             rows=torch.arange(size, dtype=torch.int32, device=device),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
             single=not joins,
             zeros=torch.zeros(size, dtype=torch.int32, device=device),
+            others=tuple(pages[1:]),
+            lengths=torch.ones(size, dtype=torch.int32, device=device),
         )
+        self._pagings = self._paging.each
+        self._has_latents = any(kind.value_in_key for kind in backend.kinds)
         self._wrappers = backend.graph_wrappers(self._paging)
+        self._states = None if states is None else GraphStates(states, size)
         self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
         self._replay_adapted: Callable[[], torch.Tensor] | None = None
@@ -266,23 +278,35 @@ class _Graph:
             self._adapter_slots.copy_(to_device(padded, self._adapter_slots.device))
         self._paging.positions.copy_(whole.positions)
         self._plan(whole)
-        return replay()
+        if self._states is None:
+            return replay()
+        self._states.fill(step)
+        logits = replay()
+        self._states.copy_snapshots(step)
+        return logits
+
+    def scan(self, layer: Recurrent, *inputs: torch.Tensor) -> torch.Tensor:
+        assert self._states is not None, "a model with recurrent layers has their states"
+        return self._states.scan(layer, *inputs)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
-        backend.store(layer, self._paging, key, value)
+        plan = backend.keys_of[layer]
+        backend.store(layer, self._pagings[plan[0]], key, value)
         queries = query.to(backend.spec.dtype)
         output = backend.make_output(layer, queries)
-        backend.run(self._wrappers[backend.spec.layers[layer]], layer, queries, output)
+        backend.run(self._wrappers[plan], layer, queries, output)
         return output.to(query.dtype)
 
     def _plan(self, step: PackedStep) -> None:
-        backend, size = self._backend, self._backend.spec.page_size
+        backend, size, device = self._backend, self._backend.spec.page_size, self._paging.rows.device
         if self._paging.single:
-            backend.plan_graph(self._wrappers, plan_pages(step, size))
-            return
-        paging = pad_rows(plan_pages(join_rows(step) or step, size), self._size)
-        self._paging.rows.copy_(to_device(paging.rows, self._paging.rows.device))
+            paging = plan_pages(step, size)
+        else:
+            paging = pad_rows(plan_pages(join_rows(step) or step, size), self._size)
+            self._paging.rows.copy_(to_device(paging.rows, device))
+        if self._has_latents:  # their plans do not write it
+            self._paging.last_page_len.copy_(to_device(paging.last_page_len, device))
         backend.plan_graph(self._wrappers, paging)
 
     def _pad(self, step: PackedStep) -> PackedStep:
@@ -293,16 +317,20 @@ class _Graph:
         def longer(part: torch.Tensor, value: int) -> torch.Tensor:
             return torch.nn.functional.pad(part, (0, more), value=value)
 
-        return replace(
+        def padded(pages: GroupPages) -> GroupPages:
+            slots = longer(pages.slots, self._padding * self._backend.spec.page_size)
+            return GroupPages(slots, longer(pages.page_indices, self._padding))
+
+        first, *others = map(padded, (GroupPages(step.slots, step.page_indices), *step.others))
+        whole = replace(
             step,
             tokens=longer(step.tokens, 0),
             positions=longer(step.positions, 0),
-            slots=longer(step.slots, self._padding * self._backend.spec.page_size),
             starts=[*step.starts, *[0] * more],
             counts=[*step.counts, *[1] * more],
             page_indptr=torch.cat((step.page_indptr, torch.arange(end + 1, end + more + 1, dtype=torch.int32))),
-            page_indices=longer(step.page_indices, self._padding),
         )
+        return whole.with_pages(first, others)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -337,14 +365,15 @@ def graphs_for(
     if reason := unsupported_reason(backend):
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
-    assert isinstance(backend, FlashInferBackend), "there is no reason why not"
-    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(group), slots, verifies, group)
+    attention, states = (backend.attention, backend.store) if isinstance(backend, StatefulBackend) else (backend, None)
+    assert isinstance(attention, FlashInferBackend), "there is no reason why not"
+    return GraphedDecodes(forward, attention, most, context, recorder or CudaRecorder(group), slots, verifies, group, states)
 
 
 def unsupported_reason(backend: Backend) -> str:
     """Return why decodes on `backend` cannot run as graphs; empty if they can."""
     if isinstance(backend, StatefulBackend):
-        return ": the model has recurrent layers"
+        return unsupported_reason(backend.attention)
     if not isinstance(backend, FlashInferBackend):
         return f": attention is {backend.name}, and graphs are for flashinfer"
     if backend.batch_invariant:

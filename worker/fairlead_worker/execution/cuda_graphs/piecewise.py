@@ -24,8 +24,9 @@ from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, describe_failure
 from fairlead_worker.execution.cuda_graphs.recorder import Cut, Recorder
 from fairlead_worker.execution.forward import Forward, SplitForward
-from fairlead_worker.kernels.base import Backend, LayerSpec, PackedStep
-from fairlead_worker.kernels.flashinfer import FlashInferBackend, StepPart
+from fairlead_worker.kernels.base import Backend, GroupPages, LayerSpec, PackedStep
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.flashinfer_wrappers import StepPart
 from fairlead_worker.kernels.paging import Paging
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.weights.progress import Progress, no_progress
@@ -138,7 +139,7 @@ class PiecewiseGraphs:
         device, pages = spec.device, backend.pages + 1
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
-        self._slots = torch.zeros(most, dtype=torch.int32, device=device)
+        self._slots = torch.zeros(spec.num_groups, most, dtype=torch.int32, device=device)
         self._zeros = torch.zeros(most, dtype=torch.int32, device=device)
         # One row that has all pages in their order: the position of a token in it is its storage slot.
         self._indptr = to_device([0, pages], device, torch.int32)
@@ -153,7 +154,7 @@ class PiecewiseGraphs:
         for memory, values, padding in (
             (self._tokens, step.tokens, 0),
             (self._positions, step.positions, 0),
-            (self._slots, step.slots, self._padding),
+            *((memory, each.slots, self._padding) for memory, each in zip(self._slots, step.of_groups(), strict=True)),
         ):
             memory[:tokens].copy_(values)
             memory[tokens:size].fill_(padding)
@@ -164,25 +165,28 @@ class PiecewiseGraphs:
         step = PackedStep(
             tokens=self._tokens[:size],
             positions=self._positions[:size],
-            slots=self._slots[:size],
+            slots=self._slots[0, :size],
             starts=(),
             counts=(),
             page_indptr=torch.zeros(1, dtype=torch.int32),
             page_indices=torch.zeros(0, dtype=torch.int32),
             sampling=self._tokens[:0],
         )
-        store = Paging(
-            query_indptr=self._indptr,
-            page_indptr=self._indptr,
-            page_indices=self._pages,
-            last_page_len=self._last_page_len,
-            rows=self._zeros[:size],
-            positions=self._slots[:size],
-            single=False,
-            zeros=self._zeros[:size],
-        )
+        stores = [
+            Paging(
+                query_indptr=self._indptr,
+                page_indptr=self._indptr,
+                page_indices=self._pages,
+                last_page_len=self._last_page_len,
+                rows=self._zeros[:size],
+                positions=slots[:size],
+                single=False,
+                zeros=self._zeros[:size],
+            )
+            for slots in self._slots
+        ]
         queries, outputs = ({kind: part[:size] for kind, part in parts.items()} for parts in (self._queries, self._outputs))
-        return self._forward.run_body(step, _PieceContext(self._backend, store, queries, outputs, cut, self._attend))
+        return self._forward.run_body(step, _PieceContext(self._backend, stores, queries, outputs, cut, self._attend))
 
     def _attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
         self._backend.run_parts(self._parts, layer, queries, output)
@@ -194,15 +198,19 @@ class PiecewiseGraphs:
         positions = torch.cat([torch.arange(count, device=device) for count in counts])
         lengths = torch.tensor([0, *(-(-count // page_size) for count in counts)], dtype=torch.int32)
         indptr = lengths.cumsum(0, dtype=torch.int32)
+        pages = GroupPages(
+            self._padding + positions % page_size, torch.full((int(indptr[-1]),), self._backend.padding_page, dtype=torch.int32)
+        )
         return PackedStep(
             tokens=torch.zeros(size, dtype=torch.int64, device=device),
             positions=positions,
-            slots=self._padding + positions % page_size,
+            slots=pages.slots,
             starts=[0] * len(counts),
             counts=counts,
             page_indptr=indptr,
-            page_indices=torch.full((int(indptr[-1]),), self._backend.padding_page, dtype=torch.int32),
+            page_indices=pages.page_indices,
             sampling=torch.zeros(0, dtype=torch.int64, device=device),
+            others=[pages] * (self._backend.spec.num_groups - 1),
         )
 
 
@@ -211,7 +219,8 @@ class _PieceContext:
     """Implements `StepContext` for a recording."""
 
     backend: FlashInferBackend
-    store: Paging
+    stores: Sequence[Paging]
+    """Of each group of layers."""
     queries: dict[LayerSpec, torch.Tensor]
     outputs: dict[LayerSpec, torch.Tensor]
     cut: Cut
@@ -221,7 +230,7 @@ class _PieceContext:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         kind, run = self.backend.spec.layers[layer], self.run
         queries, output = self.queries[kind], self.outputs[kind]
-        self.backend.store(layer, self.store, key, value)
+        self.backend.store(layer, self.stores[self.backend.keys_of[layer][0]], key, value)
         queries.copy_(query)
         self.cut(lambda: run(layer, queries, output))
         return output.to(query.dtype)
