@@ -73,7 +73,7 @@ class CausalAttention(Projections):
         return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
 
     @property
-    def _parts(self) -> tuple[Any, Any, Any]:
+    def parts(self) -> tuple[Any, Any, Any]:
         """Return the projection after attention, and the norms of queries and keys; None: there are none."""
         output, query_norm, key_norm = map(self._modules.get, self._names)
         return output, query_norm, key_norm
@@ -81,7 +81,7 @@ class CausalAttention(Projections):
     def forward(self, states: torch.Tensor, turn: Turn | None, context: StepContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]. turn: rotates queries and keys; None: they have no positions."""
         query, key, value = self.project(states)
-        output, query_norm, key_norm = self._parts
+        output, query_norm, key_norm = self.parts
         if self.head_norms == "all":
             query, key = query_norm(query), key_norm(key)
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fairlead_worker.model.fused.library import DTYPES, Library
-from fairlead_worker.model.layers.stack import Projections
+from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.sharding.group import Summed
 
@@ -89,6 +89,12 @@ class GatedMlp(Projections):
         return getattr(self.kernels, name)(both)
 
     @property
+    def matrices(self) -> tuple[Any, Any]:
+        """Return the one matrix of gate and up, None if they are separate, and the last layer."""
+        whole = self.whole
+        return whole.linear if isinstance(whole, Stack) else whole, getattr(self, self.DOWN)
+
+    @property
     def _rounding(self) -> Fp8Linear | None:
         """Return the last layer if it takes rounded inputs, and no hook or other forward (`fixed_rows`) reads them in this step."""
         down: Any = getattr(self, self.DOWN)
@@ -113,9 +119,15 @@ class PlainMlp(nn.Module):
         self.add_module(names[0], nn.Linear(width, inner, bias))
         self.add_module(names[1], nn.Linear(inner, width, bias))
 
+    @property
+    def matrices(self) -> tuple[Any, Any]:
+        """Return the two layers."""
+        first, last = (getattr(self, name) for name in self._names)
+        return first, last
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        first, last = (getattr(self, name) for name in self._names)
+        first, last = self.matrices
         out: torch.Tensor = last(self.activation(first(states)))
         return out
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.fused.sums import RankSum
@@ -76,11 +77,17 @@ class PlainRmsNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm (Ba et al. 2016), in float32."""
+    """Layer norm (Ba et al. 2016), in float32, by its weight, or weight + 1 as in Nemotron."""
+
+    def __init__(self, width: int, eps: float, weight: bool = True, bias: bool = True, plus_one: bool = False) -> None:
+        super().__init__(width, eps, weight, bias)
+        self.plus_one = plus_one
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """As `RmsNorm.forward`."""
         if residual is not None:
             residual += states
             states = residual
-        return super().forward(states)
+        if not self.plus_one:
+            return super().forward(states)
+        return functional.layer_norm(states, self.normalized_shape, self.weight + 1, self.bias, self.eps)

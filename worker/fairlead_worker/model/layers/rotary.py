@@ -47,6 +47,13 @@ class Rope:
         angles = positions[:, None].float() * self.frequencies
         return angles.cos() * self.scale, angles.sin() * self.scale
 
+    def growths(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Return the factor of a query at each of `positions` [tokens] float32; None: there is none."""
+        if self.growth is None:
+            return None
+        factor, length = self.growth
+        return 1 + factor * torch.log1p((positions // length).float())
+
     def at(self, positions: torch.Tensor) -> "Turn":
         """Return what rotates tokens at `positions` [tokens]."""
         return Turn(self, positions)
@@ -73,11 +80,8 @@ class Turn:
             flat = [part.reshape(len(self.positions), -1) for part in (query, key)]
             rope.kernels.apply_rope_with_cos_sin_cache_inplace(self.positions, flat[0], flat[1], query.shape[-1], rope.table)
             query, key = flat[0].view(query.shape), flat[1].view(key.shape)
-        return (query if rope.growth is None else (query * self._growth(*rope.growth)).to(query.dtype)), key
-
-    def _growth(self, factor: float, length: int) -> torch.Tensor:
-        """Return [tokens, 1, 1]."""
-        return (1 + factor * torch.log1p((self.positions // length).float()))[:, None, None]
+        growths = rope.growths(self.positions)
+        return (query if growths is None else (query * growths[:, None, None]).to(query.dtype)), key
 
     def _rotate(self, rows: torch.Tensor) -> torch.Tensor:
         cosines, sines = self._tables
