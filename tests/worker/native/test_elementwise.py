@@ -104,13 +104,14 @@ def rotate(
     positions: list[int],
     neighbours: bool = False,
     growth: torch.Tensor | None = None,
+    before_norms: bool = False,
 ) -> torch.Tensor:
     """The kernel on x [tokens, width]."""
     x = x.clone()
     cosine, sine = tables(half)
     if neighbours:
         cosine, sine = cosine.repeat_interleave(2, -1), torch.stack((-sine, sine), -1).flatten(-2)
-    rope = Rope(pointer(cosine), pointer(sine), None if growth is None else pointer(growth), half, neighbours)
+    rope = Rope(pointer(cosine), pointer(sine), None if growth is None else pointer(growth), half, neighbours, before_norms)
     shape = (ctypes.c_int32(heads), ctypes.c_int32(kv_heads), ctypes.c_int32(dim))
     given = (torch.tensor(positions), ctypes.c_int32(KINDS[x.dtype]), len(x), x, x.shape[1])
     call("fairlead_rotate", *shape, *(norm.native for norm in norms), rope, *given)
@@ -156,6 +157,18 @@ def test_rope_with_head_norms(dtype: torch.dtype, dim: int, half: int, grows: bo
     close = {**TOLERANCE[dtype], "atol": 2e-5 if dtype == torch.float32 else 1e-2}
     torch.testing.assert_close(got, torch.cat([query.flatten(1), key.flatten(1), values], 1).to(dtype), **close)
     assert torch.equal(got[:, -KV_HEADS * dim :], values)
+
+
+@both
+def test_heads_can_be_rotated_before_their_norms(dtype: torch.dtype) -> None:
+    dim, half, positions = 64, 32, [3, 60]
+    x = torch.randn(2, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype)
+    norms = [Values.random(dim, False, heads) for heads in (HEADS, KV_HEADS)]
+    got = rotate(x, HEADS, KV_HEADS, dim, norms, half, positions, before_norms=True)
+    parts = x.double().split([HEADS * dim, KV_HEADS * dim, KV_HEADS * dim], 1)
+    query, key = (turned(part.unflatten(1, (-1, dim)), half, positions, False).flatten(1).to(dtype) for part in parts[:2])
+    want = torch.cat([norms[0](query), norms[1](key), parts[2]], 1).to(dtype)
+    torch.testing.assert_close(got, want, **{**TOLERANCE[dtype], "atol": 1e-5 if dtype == torch.float32 else 3e-2})
 
 
 @both

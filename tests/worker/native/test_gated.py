@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu, relu, silu
 
-from fairlead_worker.native.decoder import ACTIVATIONS
+from fairlead_worker.native.decoder import ACTIVATIONS, Activation
 from fairlead_worker.native.library import native, pointer
 from fairlead_worker.native.linear import NativeLinear, library
 
@@ -16,12 +16,15 @@ pytestmark = pytest.mark.skipif(native() is None, reason="the native library is 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """Of the largest answer: the sums' own rounding, then the answer's."""
+FACTORS = (0.75, 1.25, 0.5)
+"""Of xIELU: of its parabola, its exponential and x itself."""
 EXACT = {
     "silu": silu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "gelu": gelu,
     "relu": relu,
     "squared_relu": lambda x: relu(x).square(),
+    "xielu": lambda x: torch.where(x > 0, FACTORS[0] * x * x, FACTORS[1] * (torch.expm1(x) - x)) + FACTORS[2] * x,
 }
 
 
@@ -30,7 +33,7 @@ def gated(layer: NativeLinear, activation: str, x: torch.Tensor, threads: int = 
     answer = torch.full((len(x), width + 3), 7, dtype=x.dtype)
     i32, i64 = ctypes.c_int32, ctypes.c_int64
     library().fairlead_activate(
-        i32(threads), ctypes.byref(layer.native), i32(ACTIVATIONS.index(activation)), i32(gates),
+        i32(threads), ctypes.byref(layer.native), ctypes.byref(Activation(ACTIVATIONS.index(activation), *FACTORS)), i32(gates),
         pointer(x), i64(layer.in_features), i64(len(x)), pointer(answer), i64(width + 3),
     )  # fmt: skip
     assert answer[:, width:].eq(7).all(), "it wrote beyond its row"

@@ -18,7 +18,7 @@ from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.decoder import Decoder, DecoderLayer
 from fairlead_worker.model.layers.causal import CausalAttention
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, Xielu
 from fairlead_worker.model.layers.norm import LayerNorm, RmsNorm
 from fairlead_worker.model.layers.rotary import Rope
 from fairlead_worker.model.layers.stack import Stack
@@ -37,6 +37,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "squared_relu",
     "silu": "silu",
+    "xielu": "xielu",
 }
 """Name in a config -> in `native.decoder.ACTIVATIONS`."""
 
@@ -151,6 +152,7 @@ class NativeForward:
         for struct, rope, tables in zip(self._ropes, self._rotations, made, strict=True):
             struct.cosine, struct.sine, struct.growth = (None if table is None else table.data_ptr() for table in tables)
             struct.half, struct.neighbours = len(rope.frequencies), rope.interleaved
+            struct.before_norms = self._model.definition.rotates_first
         self._positions, self._tables = reach, made
 
     def _reserve(self, tokens: int) -> None:
@@ -187,7 +189,7 @@ class NativeForward:
             down=self._linear(linears.down, 1 if after_mlp else added),
             attention=ctypes.addressof(attention),
             rope=rope,
-            activation=native.ACTIVATIONS.index(ACTIVATIONS[definition.activation]),
+            activation=_activation(definition.activation, layer.mlp_or_experts),
             gated=linears.gated,
             parallel=definition.parallel,
             group=group,
@@ -317,6 +319,12 @@ def _check_norm(module: nn.Module | None, width: int = 0) -> RmsNorm | LayerNorm
 
 def _width(norm: RmsNorm | LayerNorm) -> int:
     return len(norm.weight) if isinstance(norm, RmsNorm) else int(norm.normalized_shape[0])
+
+
+def _activation(name: str, mlp: nn.Module) -> native.Activation:
+    module = mlp.activation if isinstance(mlp, PlainMlp) else None
+    factors = module.factors.tolist() if isinstance(module, Xielu) else ()
+    return native.Activation(native.ACTIVATIONS.index(ACTIVATIONS[name]), *factors)
 
 
 def _tables(rope: Rope, positions: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

@@ -76,6 +76,8 @@ class Definition:
     """Returns a norm over so many dimensions."""
     norms: NormNames = BEFORE
     head_norms: HeadNorms = "none"
+    rotates_first: bool = False
+    """Queries and keys are rotated before their norms."""
     gated: bool = False
     """See `CausalAttention`."""
     attends: tuple[bool, ...] | None = None
@@ -94,6 +96,7 @@ class Definition:
     output_bias: bool = False
     """Of the projection after attention."""
     mlp_bias: bool = False
+    head_bias: bool = False
     stacked: bool = False
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
@@ -106,7 +109,7 @@ class Definition:
     shared_mlp: tuple[str, Callable[[], nn.Module]] | None = None
     """Name of a second MLP, whose output is added, and what makes it."""
     parallel: bool = False
-    """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
+    """Attention and MLP read the same residual (GPT-J), and the same norm of it without one before the MLP; both outputs are added."""
     windows: tuple[int | None, ...]
     """Of each layer: tokens that a token sees; None: all before it."""
     ropes: tuple[str | None, ...]
@@ -253,7 +256,8 @@ class DecoderLayer(nn.Module):
             return add_norm(self._feed(normed), residual, following, scale)
         update = self._mix(normed, turn, context)
         if self.definition.parallel:
-            return add_norm(update + self._feed(normed), residual, following, scale)
+            other = self.norm_of(names.before_mlp)
+            return add_norm(update + self._feed(normed if other is None else other(residual)), residual, following, scale)
         if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
         if not self.feeds:
@@ -301,6 +305,7 @@ def make_attention(definition: Definition, index: int, place: int) -> CausalAtte
         stacked=definition.stacked,
         sinks=definition.sinks,
         head_norms=definition.head_norms,
+        rotates_first=definition.rotates_first,
         gated=definition.gated,
         names=definition.attention_names,
     )
@@ -400,7 +405,7 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self.definition = type(self).define(config)
         self.add_module(self.base_model_prefix, Body(self.definition))
         self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
-        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=self.definition.head_bias)
         self.post_init()
         if self.definition.latent is not None:
             self._tp_plan = {**self._tp_plan, **PLAN}

@@ -3,8 +3,8 @@
 import ctypes
 
 Pointer = ctypes.c_void_p
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "squared_relu")
-"""In the order of `Activation`."""
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "squared_relu", "xielu")
+"""In the order of `Activation.function`."""
 UNCHANGED, ROOT_MEAN_SQUARE, AROUND_MEAN = range(3)
 """As `NormKind`."""
 MLP_ROWS = 512
@@ -26,14 +26,20 @@ class Rope(ctypes.Structure):
         *((name, Pointer) for name in ("cosine", "sine", "growth")),
         ("half", ctypes.c_int64),
         ("neighbours", ctypes.c_int32),
+        ("before_norms", ctypes.c_int32),
     )
+
+
+class Activation(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_int32), *((name, ctypes.c_float) for name in ("positive", "negative", "slope")))
 
 
 class Layer(ctypes.Structure):
     _fields_ = (
         *((name, Norm) for name in ("before_attention", "query", "key", "after_attention", "before_mlp", "after_mlp")),
         *((name, Pointer) for name in ("qkv", "out", "gate_up", "down", "attention")),
-        *((name, ctypes.c_int32) for name in ("rope", "activation", "gated", "parallel", "group")),
+        ("activation", Activation),
+        *((name, ctypes.c_int32) for name in ("rope", "gated", "parallel", "group")),
     )
 
 

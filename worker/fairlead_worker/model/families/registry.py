@@ -21,6 +21,7 @@ from fairlead_worker.model.families import (
     mamba,
     mamba1,
     nemotron,
+    neox,
     qwen_hybrid,
 )
 from fairlead_worker.model.families.bert import Bert, Roberta
@@ -37,6 +38,7 @@ FAMILIES: dict[str, type[Encoder]] = {
 }
 """The encoders."""
 DECODERS: dict[str, Callable[[Any], Definition | None]] = {
+    "apertus": llama.apertus,
     "arcee": llama.arcee,
     "axk1": deepseek.deepseek_v3,
     "bamba": mamba.bamba,
@@ -60,6 +62,8 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "granite": granite.granite,
     "granitemoe": granite.granite_moe,
     "granitemoehybrid": mamba.granite_hybrid,
+    "helium": llama.helium,
+    "hunyuan_v1_dense": llama.hunyuan,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
     "jamba": mamba1.jamba,
@@ -75,10 +79,13 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
+    "nemotron": neox.nemotron,
     "nemotron_h": nemotron.nemotron_h,
+    "olmo": neox.olmo,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "olmoe": experts.olmoe,
+    "phi": neox.phi,
     "phi3": llama.phi3,
     "qwen2": llama.qwen2,
     "qwen2_moe": experts.qwen2_moe,
@@ -89,6 +96,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "qwen3_next": qwen_hybrid.qwen3_next,
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
+    "stablelm": neox.stablelm,
     "starcoder2": llama.starcoder2,
     "youtu": deepseek.youtu,
 }
@@ -110,7 +118,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _computes(definition: Definition) -> bool:
     """Return whether layers of our own have the config's activations: recurrent ones have silu alone, as all that were published."""
     recurrent = getattr(definition.config, "mamba_hidden_act", None) or getattr(definition.config, "hidden_act", "silu")
-    return definition.activation in ACTIVATIONS and (definition.recurrence is None or recurrent == "silu")
+    known = definition.activation in ACTIVATIONS or (definition.activation == "xielu" and definition.make_mlp is not None)
+    return known and (definition.recurrence is None or recurrent == "silu")
 
 
 @cache

@@ -44,6 +44,7 @@ class CausalAttention(Projections):
         stacked: bool,
         sinks: bool,
         head_norms: HeadNorms,
+        rotates_first: bool = False,
         gated: bool = False,
         names: AttentionNames = LLAMA,
     ) -> None:
@@ -52,7 +53,7 @@ class CausalAttention(Projections):
         gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
         """
         super().__init__()
-        self.index, self.head_dim, self.head_norms = index, spec.key_dim, head_norms
+        self.index, self.head_dim, self.head_norms, self.rotates_first = index, spec.key_dim, head_norms, rotates_first
         self._spec, self.gated, self._names = spec, gated, names
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         self.add_projections(width, [sizes[0] * (1 + gated), *sizes[1:]], bias, stacked)
@@ -87,9 +88,11 @@ class CausalAttention(Projections):
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
         if self.gated:
             query, gate = query[:, ::2], query[:, 1::2]
+        if self.rotates_first and turn is not None:
+            query, key = turn(query, key)
         if self.head_norms == "each":
             query, key = query_norm(query), key_norm(key)
-        if turn is not None:
+        if turn is not None and not self.rotates_first:
             query, key = turn(query, key)
         mixed = context.attend(self.index, query, key, value)
         if self.gated:

@@ -26,6 +26,31 @@ KERNELS = {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_new": "gelu_tan
 """Name of an activation -> FlashInfer's function of it and the product."""
 
 
+class Xielu(nn.Module):
+    """xIELU (Huang and Schlag 2024): a parabola to the right of zero, an exponential to the left, both with learned factors."""
+
+    beta: torch.Tensor
+    eps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.register_buffer("beta", torch.tensor(0.5))
+        self.register_buffer("eps", torch.tensor(-1e-6))
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """Return [3] float32: of the parabola, of the exponential, and of x itself."""
+        beta = self.beta.float().reshape(1)
+        return torch.cat((functional.softplus(self.alpha_p.float()), beta + functional.softplus(self.alpha_n.float()), beta))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        right, left, slope = self.factors.to(states.dtype)
+        curved = torch.expm1(torch.minimum(states, self.eps.to(states.dtype))) - states
+        answer: torch.Tensor = torch.where(states > 0, right * states * states, left * curved) + slope * states
+        return answer
+
+
 class Mlp(nn.Module):
     """down(activation(up(x))); gated: the first half of `up` is activated and multiplied by the second (GeGLU, Shazeer 2020)."""
 
@@ -115,9 +140,16 @@ class PlainMlp(nn.Module):
 
     def __init__(self, width: int, inner: int, activation: str, bias: bool, names: tuple[str, str]) -> None:
         super().__init__()
-        self._names, self.activation = names, ACTIVATIONS[activation]
+        self._names, self._activation = names, activation
         self.add_module(names[0], nn.Linear(width, inner, bias))
         self.add_module(names[1], nn.Linear(inner, width, bias))
+        if activation == "xielu":
+            self.act_fn = Xielu()
+
+    @property
+    def activation(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the activation, a `Xielu` or one of `ACTIVATIONS`."""
+        return self.act_fn if self._activation == "xielu" else ACTIVATIONS[self._activation]
 
     @property
     def matrices(self) -> tuple[Any, Any]:

@@ -24,14 +24,15 @@ typedef struct {
     const float *growth; /* [positions] factor of a query; NULL: none */
     int64_t half;
     int32_t neighbours;
+    int32_t before_norms; /* heads are rotated before their norms, not after */
 } Rope;
 
 typedef struct {
     Norm before_attention, query, key, after_attention, before_mlp, after_mlp;
     const Linear *qkv, *out, *gate_up, *down; /* gate_up: up alone in an MLP without gates */
     const Attention *attention;
+    Activation activation;
     int32_t rope; /* index of its tables */
-    int32_t activation;
     int32_t gated;
     int32_t parallel; /* attention and MLP read the same x; without `before_mlp` the same norm of it */
     int32_t group; /* index of its step */

@@ -113,13 +113,22 @@ static void rotate_head(int32_t kind, void *x, int64_t dim, const Norm *norm, Sc
         put(kind, x, i, dim, mul(scaled(norm, scaling, at + i, dim - i, load(kind, x, i, dim)), grown));
 }
 
+static void normalise_head(int32_t kind, void *x, int64_t dim, const Norm *norm, Scaling scaling, int64_t at) {
+    for (int64_t i = 0; i < dim; i += LANES)
+        put(kind, x, i, dim, scaled(norm, scaling, at + i, dim - i, load(kind, x, i, dim)));
+}
+
 static char *rotate_heads(const Rotate *a, char *x, int64_t heads, const Norm *norm, int64_t position, float growth) {
     const int64_t dim = a->attention->key_dim;
+    const int later = norm->kind && a->rope->before_norms; /* each head has its own mean */
+    const Norm first = {.kind = later ? UNCHANGED : norm->kind, .weight = norm->weight, .bias = norm->bias};
     Scaling scaling = {splat(0), splat(1)};
     for (int64_t at = 0; at < heads * dim; at += dim, x += dim * bytes(a->kind)) {
-        if (norm->kind && at % norm->width == 0)
+        if (first.kind && at % norm->width == 0)
             scaling = scaling_of(a->kind, x, norm);
-        rotate_head(a->kind, x, dim, norm, scaling, at, a->rope, position, growth);
+        rotate_head(a->kind, x, dim, &first, scaling, at, a->rope, position, growth);
+        if (later)
+            normalise_head(a->kind, x, dim, norm, scaling_of(a->kind, x, norm), at);
     }
     return x;
 }

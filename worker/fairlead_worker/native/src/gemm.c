@@ -410,8 +410,8 @@ EXPORT void fairlead_linears(int32_t threads, const Linear *layers, int64_t coun
     region(threads, call_each, &all);
 }
 
-EXPORT void fairlead_activate(int32_t threads, const Linear *layer, int32_t activation, int32_t gated, const void *x, int64_t x_stride, int64_t rows,
+EXPORT void fairlead_activate(int32_t threads, const Linear *layer, const Activation *activation, int32_t gated, const void *x, int64_t x_stride, int64_t rows,
                               void *y, int64_t y_stride) {
-    Job job = activation_of(layer, activation, gated, x, x_stride, rows, y, y_stride);
+    Job job = activation_of(layer, *activation, gated, x, x_stride, rows, y, y_stride);
     region(threads, call, &job);
 }

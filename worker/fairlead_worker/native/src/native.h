@@ -68,7 +68,11 @@ void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride
 /* The same, added to y. */
 void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 
-typedef enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4 } Activation;
+/* XIELU (Huang and Schlag 2024) is slope * x + positive * x^2 to the right of 0, slope * x + negative * (e^x - 1 - x) to the left. */
+typedef struct {
+    enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, XIELU = 5 } function;
+    float positive, negative, slope;
+} Activation;
 
 /* The first half of an MLP: y[row * y_stride + o] = act(sum of output o), of the layer's kind. Gated: the outputs' first half is activated
  * and multiplied by the second, act(sum of output o) * (sum of output outputs / 2 + o); outputs / 2 is a multiple of 32. No sum is rounded

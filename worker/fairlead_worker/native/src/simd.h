@@ -380,17 +380,23 @@ INLINE Vec gelu(Vec x) {
 
 /* The others are x / (1 + e^-u): u = x for SiLU. GELU's x / 2 * (1 + tanh(u / 2)) is the same with another u. */
 INLINE Vec activated(Activation activation, Vec x) {
-    if (activation == GELU)
+    const Vec zero = splat(0.0f), one = splat(1.0f);
+    if (activation.function == GELU)
         return gelu(x);
-    if (activation == RELU || activation == SQUARED_RELU) {
-        const Vec positive = larger(splat(0.0f), x); /* in this order it keeps NaN */
-        return activation == RELU ? positive : mul(positive, positive);
+    if (activation.function == RELU || activation.function == SQUARED_RELU) {
+        const Vec positive = larger(zero, x); /* in this order it keeps NaN */
+        return activation.function == RELU ? positive : mul(positive, positive);
+    }
+    if (activation.function == XIELU) {
+        const Vec left = mul(splat(activation.negative), sub(sub(exp_(lesser(zero, x)), one), x));
+        const Vec right = mul(splat(activation.positive), mul(x, x));
+        return fma_(splat(activation.slope), x, where_less(zero, x, right, left));
     }
     Vec u = x;
-    if (activation == GELU_TANH) {
+    if (activation.function == GELU_TANH) {
         Vec cube = mul(mul(x, x), x);
         u = mul(splat(2 * 0.7978845608028654f), fma_(splat(0.044715f), cube, x));
     }
-    return divide(x, add(splat(1.0f), exp_(sub(splat(0.0f), u))));
+    return divide(x, add(one, exp_(sub(zero, u))));
 }
 #endif
