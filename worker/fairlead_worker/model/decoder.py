@@ -109,7 +109,7 @@ class Definition:
     shared_mlp: tuple[str, Callable[[], nn.Module]] | None = None
     """Name of a second MLP, whose output is added, and what makes it."""
     parallel: bool = False
-    """Attention and MLP read the same residual (GPT-J), and the same norm of it without one before the MLP; both outputs are added."""
+    """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
     windows: tuple[int | None, ...]
     """Of each layer: tokens that a token sees; None: all before it."""
     ropes: tuple[str | None, ...]
@@ -256,8 +256,7 @@ class DecoderLayer(nn.Module):
             return add_norm(self._feed(normed), residual, following, scale)
         update = self._mix(normed, turn, context)
         if self.definition.parallel:
-            other = self.norm_of(names.before_mlp)
-            return add_norm(update + self._feed(normed if other is None else other(residual)), residual, following, scale)
+            return add_norm(update + self._feed(normed), residual, following, scale)
         if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
         if not self.feeds:

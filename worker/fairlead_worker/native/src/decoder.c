@@ -5,9 +5,10 @@
 
 static const Norm NONE = {.kind = UNCHANGED};
 
-/* The addition of a linear layer to the residual. It is done directly, or, if it must come later, stored in `update`, which is then returned. */
-static float *project(Member *member, const Linear *layer, const void *x, int64_t rows, int later, float *residual, float *update) {
-    if (!later) {
+/* The addition of a linear layer to the residual. It is done directly, or, if a norm comes between, stored in `update`, which is then
+ * returned. */
+static float *project(Member *member, const Linear *layer, const void *x, int64_t rows, Norm after, float *residual, float *update) {
+    if (!after.kind) {
         add_linear(member, layer, x, layer->inputs, rows, residual, layer->outputs);
         return NULL;
     }
@@ -22,7 +23,7 @@ static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, co
         const int64_t count = rows - begin < MLP_ROWS ? rows - begin : MLP_ROWS;
         const int64_t at = begin * hidden;
         activate(member, layer->gate_up, layer->activation, layer->gated, states + at * bytes(decoder->kind), hidden, count, pass->gated, width);
-        update = project(member, layer->down, pass->gated, count, layer->after_mlp.kind, residual + at, pass->update + at);
+        update = project(member, layer->down, pass->gated, count, layer->after_mlp, residual + at, pass->update + at);
     }
     return update ? pass->update : NULL;
 }
@@ -102,19 +103,11 @@ void decode(Member *member, const Decoder *decoder, const Pass *pass) {
             residual = pass->sampled, mixed = pass->chosen, rows = pass->samples;
             states = layer->parallel ? pass->asking : pass->normed;
         }
-        const Norm next = last ? decoder->final : layer[1].before_attention;
-        float *update = project(member, layer->out, mixed, rows, layer->parallel || layer->after_attention.kind, residual, pass->update);
-        if (layer->parallel) {
-            if (layer->before_mlp.kind) {
-                normalise(member, residual, NULL, NONE, layer->before_mlp, pass->normed, kind, rows, hidden);
-                states = pass->normed;
-            }
-            mlp(member, decoder, layer, pass, states, residual, rows);
-            normalise(member, residual, update, NONE, next, pass->normed, kind, rows, hidden);
-            continue;
-        }
-        normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
+        float *update = project(member, layer->out, mixed, rows, layer->after_attention, residual, pass->update);
+        if (!layer->parallel)
+            normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
         update = mlp(member, decoder, layer, pass, states, residual, rows);
+        const Norm next = last ? decoder->final : layer[1].before_attention;
         normalise(member, residual, update, layer->after_mlp, next, pass->normed, kind, rows, hidden);
     }
     if (pass->logits)

@@ -34,7 +34,7 @@ typedef struct {
     Activation activation;
     int32_t rope; /* index of its tables */
     int32_t gated;
-    int32_t parallel; /* attention and MLP read the same x; without `before_mlp` the same norm of it */
+    int32_t parallel; /* the MLP reads what attention reads */
     int32_t group; /* index of its step */
 } Layer;
 
@@ -59,7 +59,7 @@ typedef struct {
     const void *embedded; /* [T][hidden] */
     float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
     float *residual; /* [T][hidden]; this and the following fields are scratch memory */
-    float *update; /* [T][hidden] output of a linear layer, if it is not yet added to the residual */
+    float *update; /* [T][hidden] output of the last linear layer, if a norm follows before the sum */
     void *normed;         /* [T][hidden] */
     void *qkv;            /* [T][Q] */
     void *attended;       /* [T][A] */
