@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import FAMILIES, save_model
+from tests.models import save_model
 from tests.real_models import GEMMA3, SMOLLM2, real_folder
 from tests.worker.execution.planner import make_request
 
@@ -24,7 +24,7 @@ from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.model.acceptance import distances
-from fairlead_worker.model.catalog import ORIGINAL
+from fairlead_worker.model.catalog import SERVED
 from fairlead_worker.model.layers.rotary import Rope
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.model.trial_text import STEPS, Reference, trial_pages
@@ -33,15 +33,7 @@ from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
-KNOWN = [
-    *(family for family in FAMILIES if family != "gpt2"),
-    "cwm", "gemma", "granite", "ministral", "ministral3", "phi3", "seed_oss", "smollm3", "tied qwen2",
-]  # fmt: skip
-PLAIN: dict[str, dict[str, Any]] = {
-    "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 1.0},
-    "ministral3": {"max_position_embeddings": ORIGINAL},
-}
-"""What families need for the native decoder."""
+KNOWN = [name for name, family in SERVED.items() if family.path == "native"]
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True}),
     "odd vocabulary": ("llama", {"vocab_size": 517}),
@@ -82,7 +74,7 @@ def off(loaded: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KNOWN)
 def test_every_known_family_runs_natively(family: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loaded = load(tmp_path, family, dtype, **PLAIN.get(family, {}))
+    loaded = load(tmp_path, family, dtype)
     with caplog.at_level(logging.INFO):
         native, layers = off(loaded)
     assert native.mean() <= layers.mean() + 1e-5, "it rounds less often"
@@ -175,14 +167,10 @@ def test_a_difference_that_no_part_shows_is_refused(tmp_path: Path, caplog: pyte
 
 
 OTHERS = {
-    "cohere2": "it has attention and MLP beside each other",
-    "glm4": "it has a rope that rotates neighbours",
+    "deepseek_v2": "it has latents",
     "gpt2": "it runs by transformers' own code",
-    "granite": "it has a factor of what is added to the residual",
-    "ministral3 beyond its original context": "it has queries that grow with their position",
-    "mixtral": "it has MixtralSparseMoeBlock, not an MLP with a gate",
-    "olmo2": "it has norms of all queries and keys together",
-    "starcoder2": "it has PlainMlp, not an MLP with a gate",
+    "mixtral": "it has MixtralSparseMoeBlock, not an MLP",
+    "qwen3_5 (text)": "it has recurrent layers",
 }
 
 
@@ -248,7 +236,7 @@ def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "cohere", "olmo2"])
 def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
     """Logits of a prompt and of a decode, alone and in a batch, with one thread and with two."""
     loaded = load(tmp_path, family, dtype)
@@ -289,9 +277,12 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
     [
         ("qwen3", {}, "none", True),
         ("gemma2", {}, "none", True),
+        ("cohere", {}, "none", True),
+        ("olmo2", {}, "none", True),
         ("llama", {"attention_bias": True}, "none", True),
         ("llama", {"attention_bias": True}, "int8", True),
         pytest.param("llama", {"head_dim": 20}, "none", False, id="queries that fill no panel"),
+        pytest.param("cohere", {"hidden_size": 80}, "none", False, id="queries that fill no panel, beside an MLP"),
     ],
 )
 def test_the_few_that_sample_go_alone_through_the_last_layers_attention(

@@ -1,13 +1,14 @@
-"""A gated MLP's first half against float64."""
+"""An MLP's first half, with gates and without, against float64."""
 
 import ctypes
 import itertools
+from functools import partial
 
 import pytest
 import torch
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
-from fairlead_worker.native.decoder import ACTIVATIONS
+from fairlead_worker.native.decoder import ACTIVATIONS, Activation
 from fairlead_worker.native.library import native, pointer
 from fairlead_worker.native.linear import NativeLinear, library
 
@@ -15,14 +16,24 @@ pytestmark = pytest.mark.skipif(native() is None, reason="the native library is 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """Of the largest answer: the sums' own rounding, then the answer's."""
+FACTORS = (0.75, 1.25, 0.5)
+"""Of xIELU: of its parabola, its exponential and x itself."""
+EXACT = {
+    "silu": silu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "gelu": gelu,
+    "relu": relu,
+    "squared_relu": lambda x: relu(x).square(),
+    "xielu": lambda x: torch.where(x > 0, FACTORS[0] * x * x, FACTORS[1] * (torch.expm1(x) - x)) + FACTORS[2] * x,
+}
 
 
-def gated(layer: NativeLinear, activation: str, x: torch.Tensor, threads: int = 2) -> torch.Tensor:
-    width = layer.out_features // 2
+def gated(layer: NativeLinear, activation: str, x: torch.Tensor, threads: int = 2, gates: bool = True) -> torch.Tensor:
+    width = layer.out_features // (1 + gates)
     answer = torch.full((len(x), width + 3), 7, dtype=x.dtype)
     i32, i64 = ctypes.c_int32, ctypes.c_int64
-    library().fairlead_gated(
-        i32(threads), ctypes.byref(layer.native), i32(ACTIVATIONS.index(activation)),
+    library().fairlead_activate(
+        i32(threads), ctypes.byref(layer.native), ctypes.byref(Activation(ACTIVATIONS.index(activation), *FACTORS)), i32(gates),
         pointer(x), i64(layer.in_features), i64(len(x)), pointer(answer), i64(width + 3),
     )  # fmt: skip
     assert answer[:, width:].eq(7).all(), "it wrote beyond its row"
@@ -37,8 +48,12 @@ def make(inputs: int, width: int, dtype: torch.dtype, bias: bool = False, quanti
 
 
 def want(weight: torch.Tensor, activation: str, x: torch.Tensor) -> torch.Tensor:
-    gate, up = (torch.cat((x.double(), torch.ones(len(x), 1).double()), 1) @ weight.T).chunk(2, 1)
-    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
+    gate, up = sums(weight, x).chunk(2, 1)
+    return EXACT[activation](gate) * up
+
+
+def sums(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x.double(), torch.ones(len(x), 1).double()), 1) @ weight.T
 
 
 def error(got: torch.Tensor, right: torch.Tensor) -> float:
@@ -54,6 +69,25 @@ def test_gates_are_those_of_float64(inputs: int, width: int, activation: str, bi
     for rows in (1, 12, 13, 97, 200):
         x = torch.randn(rows, inputs).to(dtype)
         assert error(gated(layer, activation, x), want(weight, activation, x)) <= CLOSE[dtype], rows
+
+
+@both
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("width", [32, 77])
+def test_without_gates_all_sums_are_activated(width: int, activation: str, dtype: torch.dtype) -> None:
+    weight, bias = (torch.randn(width, 100) / 3).to(dtype), torch.randn(width).to(dtype)
+    layer, exact = NativeLinear(weight, bias), torch.cat((weight.double(), bias.double()[:, None]), 1)
+    for rows in (1, 13, 97):
+        x = torch.randn(rows, 100).to(dtype)
+        assert error(gated(layer, activation, x, gates=False), EXACT[activation](sums(exact, x))) <= CLOSE[dtype], rows
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_everywhere(activation: str) -> None:
+    """Also where they are nearly zero, as GELU is far to the left; what is no number stays so."""
+    x = torch.cat((torch.linspace(-12, 12, 4001), torch.tensor([-1e4, 1e4, float("nan")])))
+    got = gated(NativeLinear(x[:, None], None), activation, torch.ones(1, 1), gates=False)[0]
+    torch.testing.assert_close(got, EXACT[activation](x.double()).float(), rtol=1e-6, atol=5e-7, equal_nan=True)
 
 
 @both

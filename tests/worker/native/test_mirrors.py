@@ -5,14 +5,16 @@ import ctypes
 import pytest
 
 from fairlead_worker.kernels.native import Attention, Step
-from fairlead_worker.native.decoder import Decoder, Layer, Norm, Pass, Rope
+from fairlead_worker.native.decoder import Activation, Decoder, Layer, Norm, Pass, Rope
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import Linear, Panel
 
 pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
 
 
-@pytest.mark.parametrize("mirror", [Panel, Linear, Attention, Step, Norm, Rope, Layer, Decoder, Pass], ids=lambda mirror: mirror.__name__)
+@pytest.mark.parametrize(
+    "mirror", [Panel, Linear, Activation, Attention, Step, Norm, Rope, Layer, Decoder, Pass], ids=lambda mirror: mirror.__name__
+)
 def test_a_mirror_is_as_large_as_its_structure(mirror: type[ctypes.Structure]) -> None:
     library = native()
     assert library is not None

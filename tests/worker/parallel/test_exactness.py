@@ -20,6 +20,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head for both ranks, and biases": ("qwen2", {"num_key_value_heads": 1}),
     "qwen3 with its embedding for a head": ("qwen3", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3", {}),
+    "phi, whose head has a bias": ("phi", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "latents": ("deepseek_v3", dict(SERVED["deepseek_v3"].settings)),
     "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),

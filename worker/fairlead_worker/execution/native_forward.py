@@ -18,19 +18,27 @@ from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.decoder import Decoder, DecoderLayer
 from fairlead_worker.model.layers.causal import CausalAttention
-from fairlead_worker.model.layers.mlp import GatedMlp
-from fairlead_worker.model.layers.norm import RmsNorm
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, Xielu
+from fairlead_worker.model.layers.norm import LayerNorm, RmsNorm
 from fairlead_worker.model.layers.rotary import Rope
-from fairlead_worker.model.layers.stack import Projections, Stack
+from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.native import decoder as native
-from fairlead_worker.native.linear import PANEL, NativeLinear
+from fairlead_worker.native.linear import PANEL, Linear, NativeLinear
 from fairlead_worker.native.memory import Arena
 from fairlead_worker.native.memory import room as arena_room
 
 FIRST_POSITIONS = 1024
 FEW = 4
 """If the sampling tokens are at most 1 / FEW of all tokens, they go through the last layer's attention as independent rows."""
-ACTIVATIONS = {"silu": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+    "silu": "silu",
+    "xielu": "xielu",
+}
 """Name in a config -> in `native.decoder.ACTIVATIONS`."""
 
 
@@ -56,7 +64,7 @@ class NativeForward:
         kinds = list(dict.fromkeys(self._model.definition.ropes))
         self._rotations = [identity if kind is None else body.ropes[kind] for kind in kinds]
         # Keep references: the structs hold addresses only.
-        self._backend, self._weights = backend, list[torch.Tensor]()
+        self._backend, self._kept = backend, list[Any]()
         self._layers = (native.Layer * len(specs))(
             *(
                 self._layer(layer, linears, attention, kinds.index(layer.rope), group)
@@ -66,7 +74,7 @@ class NativeForward:
             )
         )
         self._ropes = (native.Rope * len(kinds))()
-        self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._tables: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._positions, self._limit = 0, limit
         self._reach(1)
         self._decoder = native.Decoder(
@@ -140,9 +148,11 @@ class NativeForward:
         if positions <= self._positions:
             return
         reach = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
-        made = [rope.tables(torch.arange(reach)) for rope in self._rotations]  # if memory runs out, the old tables stay
-        for rope, (cosines, sines) in zip(self._ropes, made, strict=True):
-            rope.cosine, rope.sine, rope.half = cosines.data_ptr(), sines.data_ptr(), cosines.shape[1]
+        made = [_tables(rope, reach) for rope in self._rotations]  # if memory runs out, the old tables stay
+        for struct, rope, tables in zip(self._ropes, self._rotations, made, strict=True):
+            struct.cosine, struct.sine, struct.growth = (None if table is None else table.data_ptr() for table in tables)
+            struct.half, struct.neighbours = len(rope.frequencies), rope.interleaved
+            struct.before_norms = self._model.definition.rotates_first
         self._positions, self._tables = reach, made
 
     def _reserve(self, tokens: int) -> None:
@@ -162,29 +172,58 @@ class NativeForward:
             setattr(self._pass, name, memory.data_ptr())
 
     def _layer(self, layer: DecoderLayer, linears: "Matrices", attention: ctypes.Structure, rope: int, group: int) -> native.Layer:
-        names, attends, width = layer.definition.norms, layer.attention, self._hidden
-        query, key = (attends.q_norm, attends.k_norm) if attends.head_norms == "each" else (None, None)
+        definition, attends, width = layer.definition, layer.attention, self._hidden
+        before_attention, after_attention, before_mlp, after_mlp = map(layer.norm_of, definition.norms)
+        _, query, key = attends.parts
+        spec, added = attends.spec, definition.residual_scale
         return native.Layer(
-            before_attention=self._norm(layer.norm_of(names.before_attention), width),
-            query=self._norm(query, attends.head_dim),
-            key=self._norm(key, attends.head_dim),
-            after_attention=self._norm(layer.norm_of(names.after_attention), width),
-            before_mlp=self._norm(layer.norm_of(names.before_mlp), width),
-            after_mlp=self._norm(layer.norm_of(names.after_mlp), width),
+            before_attention=self._norm(before_attention, width),
+            query=self._norm(query, spec.heads * spec.key_dim),
+            key=self._norm(key, spec.kv_heads * spec.key_dim),
+            after_attention=self._norm(after_attention, width, added),
+            before_mlp=self._norm(before_mlp, width),
+            after_mlp=self._norm(after_mlp, width, added),
+            qkv=self._linear(linears.qkv),
+            out=self._linear(linears.out, definition.attention_scale * (1 if after_attention else added)),
+            gate_up=self._linear(linears.gate_up),
+            down=self._linear(linears.down, 1 if after_mlp else added),
             attention=ctypes.addressof(attention),
             rope=rope,
+            activation=_activation(definition.activation, layer.mlp_or_experts),
+            gated=linears.gated,
+            parallel=definition.parallel,
             group=group,
-            activation=native.ACTIVATIONS.index(ACTIVATIONS[layer.definition.activation]),
-            **{name: ctypes.addressof(linear.native) for name, linear in linears._asdict().items()},
         )
 
-    def _norm(self, module: nn.Module | None, width: int) -> native.Norm:
-        """Return a norm over `width` dimensions; None: there is none. Its weight is widened, and contains Gemma's 1."""
+    def _norm(self, module: nn.Module | None, width: int, factor: float = 1) -> native.Norm:
+        """Return a norm of `width` values, in which several heads may have one weight; None: there is none.
+
+        Its weight is widened, and contains Gemma's 1 and the `factor`.
+        """
         if module is None:
             return native.Norm()
-        norm = _check_norm(module, width)
-        self._weights.append((norm.weight.detach().float() + norm.plus_one).contiguous())
-        return native.Norm(self._weights[-1].data_ptr(), norm.eps)
+        norm = _check_norm(module)
+        size = _width(norm)
+        weight, bias = torch.ones(size), torch.zeros(size)
+        if norm.weight is not None:
+            weight = norm.weight.detach().float() + norm.plus_one
+        if isinstance(norm, LayerNorm) and norm.bias is not None:
+            bias = norm.bias.detach().float()
+        values = [(part * factor).repeat(width // size) for part in (weight, bias)]
+        self._kept += values
+        kind = native.AROUND_MEAN if isinstance(norm, LayerNorm) else native.ROOT_MEAN_SQUARE
+        return native.Norm(values[0].data_ptr(), values[1].data_ptr(), size, norm.eps, kind)
+
+    def _linear(self, linear: NativeLinear, factor: float = 1) -> int:
+        """Return the address of `linear`, whose outputs are multiplied by `factor`: the library has a scale of each output anyway."""
+        if factor == 1:
+            return ctypes.addressof(linear.native)
+        scales = torch.full((linear.out_features,), factor) if linear.scales is None else linear.scales * factor
+        bias = None if linear.bias is None else linear.bias * factor
+        struct = Linear.from_buffer_copy(linear.native)
+        struct.scales, struct.bias = scales.data_ptr(), None if bias is None else bias.data_ptr()
+        self._kept += [scales, bias, struct]
+        return ctypes.addressof(struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +247,9 @@ class Matrices(NamedTuple):
     qkv: Any
     out: Any
     gate_up: Any
+    """Of up alone if not `gated`."""
     down: Any
+    gated: bool
 
 
 def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = NativeLinear) -> tuple[Decoder, list[Matrices], Any]:
@@ -224,31 +265,27 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
     matrices, head = [_find_matrices(layer, kind) for layer in layers], _checked(model.lm_head, kind)
     _check_sizes(model, matrices, head, spec)
     for layer in layers:
-        norms = layer.definition.norms
-        for name in filter(None, norms):
+        for name in filter(None, layer.definition.norms):
             _check_norm(layer.norm_of(name), model.definition.width)
-        if isinstance(layer.attention, CausalAttention) and layer.attention.head_norms == "each":
-            for norm in ("q_norm", "k_norm"):
-                _check_norm(layer.attention.get_submodule(norm), layer.attention.head_dim)
+        if isinstance(layer.attention, CausalAttention):
+            attention, of = layer.attention, layer.attention.spec
+            for norm, heads in zip(attention.parts[1:], (of.heads, of.kv_heads), strict=True):
+                if norm is not None:
+                    _check_norm(norm, of.key_dim * (heads if attention.head_norms == "all" else 1))
     _check_norm(model.model.last_norm, model.definition.width)
     return model, matrices, head
 
 
 def _check_definition(model: Decoder) -> None:
-    definition, norms, ropes = model.definition, model.definition.norms, model.model.ropes.values()
+    definition, ropes = model.definition, model.model.ropes.values()
     for what, it_has in {
         "latents": definition.latent is not None,
-        "layers of its own": definition.make_layer is not None,
+        "layers of its own": definition.make_layer is not None or definition.make_body is not None,
+        "norms of rotated heads": definition.head_norms == "rotated",
+        "queries that grow in layers without positions": definition.plain_growth is not None,
         "recurrent layers": definition.recurrence is not None,
-        "a factor of attention": definition.attention_scale != 1,
         "attention with gates": definition.gated,
-        "attention and MLP beside each other": definition.parallel,
-        "a factor of what is added to the residual": definition.residual_scale != 1,
-        "a rope that rotates neighbours": definition.interleaved,
         "a rope of more than a head's dimensions": any(2 * len(rope.frequencies) > definition.head_dim for rope in ropes),
-        "queries that grow with their position": any(rope.growth is not None for rope in ropes),
-        "norms of all queries and keys together": definition.head_norms == "all",
-        "no norm before attention and MLP": not (norms.before_attention and norms.before_mlp),
         f"the activation {definition.activation}": definition.activation not in ACTIVATIONS,
     }.items():
         if it_has:
@@ -260,17 +297,12 @@ def _layers(model: Decoder) -> list[DecoderLayer]:
 
 
 def _find_matrices(layer: DecoderLayer, kind: type[nn.Module]) -> Matrices:
-    mlp = layer.mlp_or_experts
-    if not isinstance(mlp, GatedMlp):
-        raise NotNative(f"it has {type(mlp).__name__}, not an MLP with a gate")
-    found = (_stacked(layer.attention), layer.attention.o_proj, _stacked(mlp), mlp.get_submodule(mlp.DOWN))
-    return Matrices(*(_checked(matrix, kind) for matrix in found))
-
-
-def _stacked(module: Projections) -> nn.Module | None:
-    """Return the one matrix of all projections; None: they are separate."""
-    whole: nn.Module | None = module.whole.linear if isinstance(module.whole, Stack) else module.whole
-    return whole
+    mlp, whole = layer.mlp_or_experts, layer.attention.whole
+    if not isinstance(mlp, GatedMlp | PlainMlp):
+        raise NotNative(f"it has {type(mlp).__name__}, not an MLP")
+    qkv = whole.linear if isinstance(whole, Stack) else whole
+    qkv, out, up, down = (_checked(matrix, kind) for matrix in (qkv, layer.attention.parts[0], *mlp.matrices))
+    return Matrices(qkv, out, up, down, isinstance(mlp, GatedMlp))
 
 
 def _checked(module: nn.Module | None, kind: type[nn.Module]) -> nn.Module:
@@ -279,12 +311,32 @@ def _checked(module: nn.Module | None, kind: type[nn.Module]) -> nn.Module:
     return module
 
 
-def _check_norm(module: nn.Module | None, width: int) -> RmsNorm:
-    if not isinstance(module, RmsNorm):
-        raise NotNative(f"it has {type(module).__name__}, not a root mean square norm")
-    if len(module.weight) != width:
-        raise NotNative(f"it has a norm over {len(module.weight)} dimensions, not over {width}")
+def _check_norm(module: nn.Module | None, width: int = 0) -> RmsNorm | LayerNorm:
+    """Return the norm. width: of its values; 0: any."""
+    if not isinstance(module, RmsNorm | LayerNorm):
+        raise NotNative(f"it has {type(module).__name__}, not a root mean square or layer norm")
+    if width and _width(module) != width:
+        raise NotNative(f"it has a norm over {_width(module)} dimensions, not over {width}")
     return module
+
+
+def _width(norm: RmsNorm | LayerNorm) -> int:
+    return len(norm.weight) if isinstance(norm, RmsNorm) else int(norm.normalized_shape[0])
+
+
+def _activation(name: str, mlp: nn.Module) -> native.Activation:
+    module = mlp.activation if isinstance(mlp, PlainMlp) else None
+    factors = module.factors.tolist() if isinstance(module, Xielu) else ()
+    return native.Activation(native.ACTIVATIONS.index(ACTIVATIONS[name]), *factors)
+
+
+def _tables(rope: Rope, positions: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the tables of `native.Rope` for so many positions: cosines, sines and factors of queries."""
+    places = torch.arange(positions)
+    cosines, sines = rope.tables(places)
+    if rope.interleaved:
+        cosines, sines = cosines.repeat_interleave(2, -1), torch.stack((-sines, sines), -1).flatten(-2)
+    return cosines, sines, None if rope.growth is None else rope.growth.at(places).flatten()
 
 
 def _check_sizes(model: Decoder, layers: list[Matrices], head: Any, spec: KVSpec) -> None:
@@ -296,14 +348,14 @@ def _check_sizes(model: Decoder, layers: list[Matrices], head: Any, spec: KVSpec
         linears += [
             ("qkv", layer.qkv, hidden, of.heads * of.key_dim + of.kv_heads * (of.key_dim + of.value_dim)),
             ("out", layer.out, of.heads * of.value_dim, hidden),
-            ("gate and up", layer.gate_up, hidden, 2 * inner),
+            ("gate and up" if layer.gated else "up", layer.gate_up, hidden, inner * (1 + layer.gated)),
             ("down", layer.down, inner, hidden),
         ]
     for name, linear, inputs, outputs in linears:
         dtype = linear.weight.dtype if isinstance(linear, nn.Linear) else linear.dtype
         if (linear.in_features, dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
             raise NotNative(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
-    if odd := [layer.down.in_features for layer in layers if layer.down.in_features % PANEL]:
+    if odd := [layer.down.in_features for layer in layers if layer.gated and layer.down.in_features % PANEL]:
         raise NotNative(f"it has an MLP of {odd[0]} inner values, not a multiple of {PANEL}")
     embedded = model.model.embed(torch.zeros(1, dtype=torch.int64, device=model.device))
     if (embedded.shape[-1], embedded.dtype) != (hidden, spec.dtype):

@@ -76,6 +76,8 @@ class Definition:
     """Returns a norm over so many dimensions."""
     norms: NormNames = BEFORE
     head_norms: HeadNorms = "none"
+    rotates_first: bool = False
+    """Queries and keys are rotated before their norms."""
     gated: bool = False
     """See `CausalAttention`."""
     attends: tuple[bool, ...] | None = None
@@ -94,6 +96,7 @@ class Definition:
     output_bias: bool = False
     """Of the projection after attention."""
     mlp_bias: bool = False
+    head_bias: bool = False
     stacked: bool = False
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
     stacked_mlp: bool = False
@@ -308,6 +311,7 @@ def make_attention(definition: Definition, index: int, place: int) -> CausalAtte
         stacked=definition.stacked,
         sinks=definition.sinks,
         head_norms="none" if definition.head_norms == "rotated" and definition.ropes[index] is None else definition.head_norms,
+        rotates_first=definition.rotates_first,
         gated=definition.gated,
         names=definition.attention_names,
     )
@@ -408,7 +412,7 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self.definition = type(self).define(config)
         self.add_module(self.base_model_prefix, (self.definition.make_body or Body)(self.definition))
         self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
-        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=self.definition.head_bias)
         self.post_init()
         if self.definition.latent is not None:
             self._tp_plan = {**self._tp_plan, **PLAN}

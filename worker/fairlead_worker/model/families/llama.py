@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import AFTER, Definition, windows_of
+from fairlead_worker.model.decoder import AFTER, Definition, NormNames, windows_of
+from fairlead_worker.model.layers.causal import AttentionNames
 from fairlead_worker.model.layers.mlp import PlainMlp
 from fairlead_worker.model.layers.norm import LayerNorm
 from fairlead_worker.model.layers.rotary import QueryGrowth
@@ -55,10 +56,6 @@ def ernie(config: Any, **different: Any) -> Definition:
     return Definition.read(config, bias=biased, output_bias=biased, mlp_bias=biased, interleaved=True, **different)
 
 
-def helium(config: Any) -> Definition:
-    return Definition.read(config, output_bias=False, interleaved=True)
-
-
 def phi3(config: Any) -> Definition:
     return Definition.read(config, windows=windows_of(config), stacked=True, partial_rope=True)
 
@@ -93,6 +90,29 @@ def arcee(config: Any) -> Definition:
     names = ("up_proj", "down_proj")
     return Definition.read(
         config, make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, biased, names)
+    )
+
+
+def apertus(config: Any) -> Definition:
+    """An MLP without a gate, with xIELU (Apertus, 2025)."""
+    names = ("up_proj", "down_proj")
+    return Definition.read(
+        config,
+        norms=NormNames(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+        head_norms="each",
+        make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, False, names),
+    )
+
+
+def helium(config: Any) -> Definition:
+    """Neighbours are rotated (Kyutai 2025)."""
+    return Definition.read(config, output_bias=False, interleaved=True)
+
+
+def hunyuan(config: Any) -> Definition:
+    """Queries and keys are rotated before their norms (Tencent 2025)."""
+    return Definition.read(
+        config, head_norms="each", rotates_first=True, attention_names=AttentionNames("o_proj", "query_layernorm", "key_layernorm")
     )
 
 

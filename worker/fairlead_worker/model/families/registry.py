@@ -24,6 +24,7 @@ from fairlead_worker.model.families import (
     mamba,
     mamba1,
     nemotron,
+    neox,
     qwen_hybrid,
 )
 from fairlead_worker.model.families.bert import Bert, Roberta
@@ -40,6 +41,7 @@ FAMILIES: dict[str, type[Encoder]] = {
 }
 """The encoders."""
 DECODERS: dict[str, Callable[[Any], Definition | None]] = {
+    "apertus": llama.apertus,
     "arcee": llama.arcee,
     "axk1": deepseek.deepseek_v3,
     "bamba": mamba.bamba,
@@ -71,6 +73,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "granitemoeshared": granite.granite_moe_shared,
     "granitemoehybrid": mamba.granite_hybrid,
     "helium": llama.helium,
+    "hunyuan_v1_dense": llama.hunyuan,
     "hy_v3": experts.qwen3_moe,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
@@ -91,10 +94,12 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "mixtral": experts.mixtral,
     "nemotron": nemotron.nemotron,
     "nemotron_h": nemotron.nemotron_h,
+    "olmo": neox.olmo,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "olmo_hybrid": qwen_hybrid.olmo_hybrid,
     "olmoe": experts.olmoe,
+    "phi": neox.phi,
     "phi3": llama.phi3,
     "qwen2": llama.qwen2,
     "qwen2_moe": experts.qwen2_moe,
@@ -106,6 +111,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "solar_open": glm.glm4_moe,
+    "stablelm": neox.stablelm,
     "starcoder2": llama.starcoder2,
     "youtu": deepseek.youtu,
 }
@@ -127,7 +133,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _computes(definition: Definition) -> bool:
     """Return whether layers of our own have the config's activations: recurrent ones have silu alone, as all that were published."""
     recurrent = getattr(definition.config, "mamba_hidden_act", None) or getattr(definition.config, "hidden_act", "silu")
-    return definition.activation in ACTIVATIONS and (definition.recurrence is None or recurrent == "silu")
+    known = definition.activation in ACTIVATIONS or (definition.activation == "xielu" and definition.make_mlp is not None)
+    return known and (definition.recurrence is None or recurrent == "silu")
 
 
 @cache

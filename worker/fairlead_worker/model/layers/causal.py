@@ -46,6 +46,7 @@ class CausalAttention(Projections):
         stacked: bool,
         sinks: bool,
         head_norms: HeadNorms,
+        rotates_first: bool = False,
         gated: bool = False,
         names: AttentionNames = LLAMA,
         parts: int = 3,
@@ -56,7 +57,7 @@ class CausalAttention(Projections):
         gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
         """
         super().__init__()
-        self.index, self.head_dim, self.head_norms = index, spec.key_dim, head_norms
+        self.index, self.head_dim, self.head_norms, self.rotates_first = index, spec.key_dim, head_norms, rotates_first
         self._spec, self.gated, self._names = spec, gated, names
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         self.PARTS = self.PARTS[:parts]
@@ -80,7 +81,7 @@ class CausalAttention(Projections):
         return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
 
     @property
-    def _parts(self) -> tuple[Any, Any, Any]:
+    def parts(self) -> tuple[Any, Any, Any]:
         """Return the projection after attention, and the norms of queries and keys; None: there are none."""
         output, query_norm, key_norm = map(self._modules.get, self._names)
         return output, query_norm, key_norm
@@ -88,15 +89,17 @@ class CausalAttention(Projections):
     def forward(self, states: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]. rotation: rotates queries and keys; None: they have no positions."""
         query, key, value = self.project(states)
-        output, query_norm, key_norm = self._parts
+        output, query_norm, key_norm = self.parts
         if self.head_norms == "all":
             query, key = query_norm(query), key_norm(key)
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
         if self.gated:
             query, gate = query[:, ::2], query[:, 1::2]
+        if self.rotates_first and rotation is not None:
+            query, key = rotation(query, key)
         if self.head_norms == "each":
             query, key = query_norm(query), key_norm(key)
-        if rotation is not None:
+        if rotation is not None and not self.rotates_first:
             query, key = rotation(query, key)
         if self.rotated_norm is not None:
             query, key = self.rotated_norm(query), self.rotated_norm(key)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fairlead_worker.model.fused.library import DTYPES, Library
-from fairlead_worker.model.layers.stack import Projections
+from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.sharding.group import Summed
 
@@ -24,6 +24,31 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """By their names in config.json."""
 KERNELS = {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_new": "gelu_tanh_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
 """Name of an activation -> FlashInfer's function of it and the product."""
+
+
+class Xielu(nn.Module):
+    """xIELU (Huang and Schlag 2024): a parabola to the right of zero, an exponential to the left, both with learned factors."""
+
+    beta: torch.Tensor
+    eps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.register_buffer("beta", torch.tensor(0.5))
+        self.register_buffer("eps", torch.tensor(-1e-6))
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """Return [3] float32: of the parabola, of the exponential, and of x itself."""
+        beta = self.beta.float().reshape(1)
+        return torch.cat((functional.softplus(self.alpha_p.float()), beta + functional.softplus(self.alpha_n.float()), beta))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        right, left, slope = self.factors.to(states.dtype)
+        curved = torch.expm1(torch.minimum(states, self.eps.to(states.dtype))) - states
+        answer: torch.Tensor = torch.where(states > 0, right * states * states, left * curved) + slope * states
+        return answer
 
 
 class Mlp(nn.Module):
@@ -89,6 +114,12 @@ class GatedMlp(Projections):
         return getattr(self.kernels, name)(both)
 
     @property
+    def matrices(self) -> tuple[Any, Any]:
+        """Return the one matrix of gate and up, None if they are separate, and the last layer."""
+        whole = self.whole
+        return whole.linear if isinstance(whole, Stack) else whole, getattr(self, self.DOWN)
+
+    @property
     def _rounding(self) -> Fp8Linear | None:
         """Return the last layer if it takes rounded inputs, and no hook or other forward (`fixed_rows`) reads them in this step."""
         down: Any = getattr(self, self.DOWN)
@@ -109,13 +140,26 @@ class PlainMlp(nn.Module):
 
     def __init__(self, width: int, inner: int, activation: str, bias: bool, names: tuple[str, str]) -> None:
         super().__init__()
-        self._names, self.activation = names, ACTIVATIONS[activation]
+        self._names, self._activation = names, activation
         self.add_module(names[0], nn.Linear(width, inner, bias))
         self.add_module(names[1], nn.Linear(inner, width, bias))
+        if activation == "xielu":
+            self.act_fn = Xielu()
+
+    @property
+    def activation(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the activation, a `Xielu` or one of `ACTIVATIONS`."""
+        return self.act_fn if self._activation == "xielu" else ACTIVATIONS[self._activation]
+
+    @property
+    def matrices(self) -> tuple[Any, Any]:
+        """Return the two layers."""
+        first, last = (getattr(self, name) for name in self._names)
+        return first, last
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        first, last = (getattr(self, name) for name in self._names)
+        first, last = self.matrices
         out: torch.Tensor = last(self.activation(first(states)))
         return out
 

@@ -77,11 +77,10 @@ class PlainRmsNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm (Ba et al. 2016), in float32."""
+    """Layer norm (Ba et al. 2016), in float32, by its weight, or weight + 1 as in Nemotron."""
 
-    def __init__(self, width: int, eps: float, bias: bool = True, plus_one: bool = False) -> None:
-        """plus_one: the factors are the weights + 1 (Nemotron)."""
-        super().__init__(width, eps, bias=bias)
+    def __init__(self, width: int, eps: float, weight: bool = True, bias: bool = True, plus_one: bool = False) -> None:
+        super().__init__(width, eps, weight, bias)
         self.plus_one = plus_one
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -89,4 +88,5 @@ class LayerNorm(nn.LayerNorm):
         if residual is not None:
             residual += states
             states = residual
-        return functional.layer_norm(states, self.normalized_shape, self.weight + 1 if self.plus_one else self.weight, self.bias, self.eps)
+        weight = self.weight + 1 if self.plus_one else self.weight
+        return functional.layer_norm(states, self.normalized_shape, weight, self.bias, self.eps)

@@ -37,7 +37,7 @@ class SharingAttention(CausalAttention):
 
     def attend(self, states: torch.Tensor, rotation: StepRotation, context: StepContext, shared: SharedKv) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        output, query_norm, key_norm = self._parts
+        output, query_norm, key_norm = self.parts
         query, *stored = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in self.project(states))
         if stored:
             key, value = stored[0], self.value_norm(stored[-1])

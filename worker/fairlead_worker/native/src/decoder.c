@@ -3,12 +3,12 @@
 #include "blocks.h"
 #include "simd.h"
 
-static const Norm NONE = {0};
+static const Norm NONE = {.kind = UNCHANGED};
 
 /* The addition of a linear layer to the residual. It is done directly, or, if a norm comes between, stored in `update`, which is then
  * returned. */
 static float *project(Member *member, const Linear *layer, const void *x, int64_t rows, Norm after, float *residual, float *update) {
-    if (after.weight == NULL) {
+    if (!after.kind) {
         add_linear(member, layer, x, layer->inputs, rows, residual, layer->outputs);
         return NULL;
     }
@@ -16,14 +16,13 @@ static float *project(Member *member, const Linear *layer, const void *x, int64_
     return update;
 }
 
-static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass, float *residual, int64_t rows) {
+static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass, const char *states, float *residual, int64_t rows) {
     const int64_t hidden = decoder->hidden, width = layer->down->inputs;
     float *update = NULL;
     for (int64_t begin = 0; begin < rows; begin += MLP_ROWS) {
         const int64_t count = rows - begin < MLP_ROWS ? rows - begin : MLP_ROWS;
-        const char *normed = (const char *)pass->normed + begin * hidden * bytes(decoder->kind);
-        gated(member, layer->gate_up, layer->activation, normed, hidden, count, pass->gated, width);
         const int64_t at = begin * hidden;
+        activate(member, layer->gate_up, layer->activation, layer->gated, states + at * bytes(decoder->kind), hidden, count, pass->gated, width);
         update = project(member, layer->down, pass->gated, count, layer->after_mlp, residual + at, pass->update + at);
     }
     return update ? pass->update : NULL;
@@ -92,18 +91,22 @@ void decode(Member *member, const Decoder *decoder, const Pass *pass) {
         if (last && pass->samples == 0)
             return;
         float *residual = pass->residual;
-        const void *mixed = pass->attended;
+        const void *mixed = pass->attended, *states = pass->normed;
         int64_t rows = tokens;
         if (last) {
             const int64_t width = attended_width(layer->attention) * bytes(kind);
             gather(member, pass->residual, pass->sampling, pass->samples, hidden * bytes(FLOAT32), pass->sampled);
             if (!pass->last)
                 gather(member, pass->attended, pass->sampling, pass->samples, width, pass->chosen);
+            if (!pass->last && layer->parallel)
+                gather(member, pass->normed, pass->sampling, pass->samples, hidden * bytes(kind), pass->asking);
             residual = pass->sampled, mixed = pass->chosen, rows = pass->samples;
+            states = layer->parallel ? pass->asking : pass->normed;
         }
         float *update = project(member, layer->out, mixed, rows, layer->after_attention, residual, pass->update);
-        normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
-        update = mlp(member, decoder, layer, pass, residual, rows);
+        if (!layer->parallel)
+            normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
+        update = mlp(member, decoder, layer, pass, states, residual, rows);
         const Norm next = last ? decoder->final : layer[1].before_attention;
         normalise(member, residual, update, layer->after_mlp, next, pass->normed, kind, rows, hidden);
     }

@@ -1,29 +1,40 @@
 /* A whole step of a decoder-only model of the common structure, in one region. The caller describes the model; no code depends on a family.
  *
- * A layer is: x += after(out(attend(rope(norm(qkv(before(x))))))), then x += after(down(act(gate) * up of before(x))). The residual stream
- * x is float for any kind of activations, which is more exact than transformers' own. */
+ * A layer is: x += after(out(attend(rope(norm(qkv(before(x))))))), then x += after(down(act(gate) * up of before(x))); or both are added to
+ * the same x. Each norm may be missing. Factors of what is added are part of the linear layers and norms. The residual stream x is float for
+ * any kind of activations, which is more exact than transformers' own. */
 #ifndef FAIRLEAD_DECODER_H
 #define FAIRLEAD_DECODER_H
 #include "native.h"
 
-/* Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight. Without a weight there is no norm. */
+/* UNCHANGED: y = x. ROOT_MEAN_SQUARE: y = x / sqrt(mean(x^2) + eps) * weight. AROUND_MEAN, the layer norm: the same of x - mean(x), + bias. */
+typedef enum { UNCHANGED = 0, ROOT_MEAN_SQUARE = 1, AROUND_MEAN = 2 } NormKind;
+
 typedef struct {
-    const float *weight;
+    const float *weight, *bias; /* bias: of AROUND_MEAN alone */
+    int64_t width; /* values with one mean: of heads one head's, or those of all heads */
     float eps;
+    int32_t kind;
 } Norm;
 
-/* The tables of one rotary embedding, [positions][half] each. It rotates the first 2 * half dimensions of a head. */
+/* The tables of one rotary embedding, which rotates the first 2 * half dimensions of a head. Pairs are d and half + d, with tables
+ * [positions][half], or neighbours, with tables [positions][2 * half]: each cosine twice, and each sine negated and as it is. */
 typedef struct {
     const float *cosine, *sine;
+    const float *growth; /* [positions] factor of a query; NULL: none */
     int64_t half;
+    int32_t neighbours;
+    int32_t before_norms; /* heads are rotated before their norms, not after */
 } Rope;
 
 typedef struct {
     Norm before_attention, query, key, after_attention, before_mlp, after_mlp;
-    const Linear *qkv, *out, *gate_up, *down;
+    const Linear *qkv, *out, *gate_up, *down; /* gate_up: up alone in an MLP without gates */
     const Attention *attention;
+    Activation activation;
     int32_t rope; /* index of its tables */
-    int32_t activation;
+    int32_t gated;
+    int32_t parallel; /* the MLP reads what attention reads */
     int32_t group; /* index of its step */
 } Layer;
 
@@ -55,7 +66,7 @@ typedef struct {
     void *gated;          /* [B][I] */
     float *sampled;       /* [S][hidden]: the residual of the sampling tokens */
     void *chosen;         /* [S][A] */
-    void *asking; /* [S][hidden]: the input of their queries */
+    void *asking; /* [S][hidden]: the input of their queries, and of their MLP if that is parallel */
 } Pass;
 
 enum { MLP_ROWS = 512 }; /* rows whose gated inner values are held together: bounds scratch memory, and keeps it in the cache */

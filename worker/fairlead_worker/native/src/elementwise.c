@@ -2,22 +2,45 @@
 #include "decoder.h"
 #include "simd.h"
 
-/* 1 / sqrt(mean(x^2) + eps) */
-static float scale(int32_t kind, const void *x, int64_t width, float eps) {
+/* What a norm does with a value: (x - mean) * factor * its weight, and + its bias. */
+typedef struct {
+    Vec mean, factor;
+} Scaling;
+
+static float mean_of(int32_t kind, const void *x, int64_t width) {
+    Vec sum = splat(0);
+    for (int64_t i = 0; i < width; i += LANES)
+        sum = add(sum, load(kind, x, i, width));
+    return total(sum) / (float)width;
+}
+
+static Scaling scaling_of(int32_t kind, const void *x, const Norm *norm) {
+    if (norm->kind == UNCHANGED)
+        return (Scaling){splat(0), splat(1)};
+    const int64_t width = norm->width;
+    const Vec mean = splat(norm->kind == AROUND_MEAN ? mean_of(kind, x, width) : 0);
     Vec sums[4] = {splat(0), splat(0), splat(0), splat(0)}; /* four chains: a single sum would wait for its own latency */
     int64_t i = 0;
     for (; i + 4 * LANES <= width; i += 4 * LANES)
 #pragma GCC unroll 4
         for (int part = 0; part < 4; part++) {
-            Vec v = load(kind, x, i + part * LANES, width);
+            Vec v = sub(load(kind, x, i + part * LANES, width), mean);
             sums[part] = fma_(v, v, sums[part]);
         }
     for (; i < width; i += LANES) {
-        Vec v = load(kind, x, i, width);
+        Vec v = sub(between(0, width - i, load(kind, x, i, width), mean), mean);
         sums[0] = fma_(v, v, sums[0]);
     }
     const Vec sum = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
-    return 1.0f / sqrtf(total(sum) / (float)width + eps);
+    return (Scaling){mean, splat(1.0f / sqrtf(total(sum) / (float)width + norm->eps))};
+}
+
+/* Values i to i + n of a norm's. */
+INLINE Vec scaled(const Norm *norm, Scaling scaling, int64_t i, int64_t n, Vec x) {
+    if (norm->kind == UNCHANGED)
+        return x;
+    x = mul(mul(sub(x, scaling.mean), scaling.factor), load_some(norm->weight + i, n));
+    return norm->kind == AROUND_MEAN ? add(x, load_some(norm->bias + i, n)) : x;
 }
 
 typedef struct {
@@ -34,20 +57,19 @@ static void normalise_row(const void *args, int64_t row) {
     float *x = a->residual + row * a->width;
     if (a->update) {
         const float *update = a->update + row * a->width;
-        const Vec factor = splat(scale(FLOAT32, update, a->width, a->after.eps));
+        const Scaling scaling = scaling_of(FLOAT32, update, &a->after);
         for (int64_t i = 0; i < a->width; i += LANES) {
             const int64_t n = a->width - i;
-            Vec v = mul(mul(load_some(update + i, n), factor), load_some(a->after.weight + i, n));
-            store_some(x + i, n, add(load_some(x + i, n), v));
+            store_some(x + i, n, add(load_some(x + i, n), scaled(&a->after, scaling, i, n, load_some(update + i, n))));
         }
     }
     if (!a->normed)
         return;
     void *normed = (char *)a->normed + row * a->width * bytes(a->kind);
-    const Vec factor = splat(scale(FLOAT32, x, a->width, a->before.eps));
+    const Scaling scaling = scaling_of(FLOAT32, x, &a->before);
     for (int64_t i = 0; i < a->width; i += LANES) {
         const int64_t n = a->width - i;
-        put(a->kind, normed, i, a->width, mul(mul(load_some(x + i, n), factor), load_some(a->before.weight + i, n)));
+        put(a->kind, normed, i, a->width, scaled(&a->before, scaling, i, n, load_some(x + i, n)));
     }
 }
 
@@ -67,31 +89,57 @@ typedef struct {
     int64_t stride;
 } Rotate;
 
-/* x[dim] = rotated(norm(x)) */
-static void rotate_head(int32_t kind, void *x, int64_t dim, Norm norm, int64_t half, const float *cosine, const float *sine) {
-    const Vec factor = splat(norm.weight ? scale(kind, x, dim, norm.eps) : 1);
-    for (int64_t i = 0; i < half; i += LANES) {
+/* x[dim] = rotated(norm(x)) * growth, of the head whose values begin at `at` of the norm's weight. */
+static void rotate_head(int32_t kind, void *x, int64_t dim, const Norm *norm, Scaling scaling, int64_t at, const Rope *rope, int64_t position,
+                        float growth) {
+    const int64_t half = rope->half, table = position * half << rope->neighbours;
+    const float *cosine = rope->cosine + table, *sine = rope->sine + table;
+    const Vec grown = splat(growth);
+    for (int64_t i = 0; i < half && !rope->neighbours; i += LANES) {
         const int64_t n = half - i;
-        Vec c = load_some(cosine + i, n), s = load_some(sine + i, n);
-        Vec low = load(kind, x, i, half), high = load(kind, x, half + i, 2 * half);
-        if (norm.weight) {
-            low = mul(mul(low, factor), load_some(norm.weight + i, n));
-            high = mul(mul(high, factor), load_some(norm.weight + half + i, n));
-        }
+        const Vec c = mul(load_some(cosine + i, n), grown), s = mul(load_some(sine + i, n), grown);
+        const Vec low = scaled(norm, scaling, at + i, n, load(kind, x, i, half));
+        const Vec high = scaled(norm, scaling, at + half + i, n, load(kind, x, half + i, 2 * half));
         put(kind, x, i, half, sub(mul(low, c), mul(high, s)));
         put(kind, x, half + i, 2 * half, add(mul(high, c), mul(low, s)));
     }
-    for (int64_t i = 2 * half; norm.weight && i < dim; i += LANES)
-        put(kind, x, i, dim, mul(mul(load(kind, x, i, dim), factor), load_some(norm.weight + i, dim - i)));
+    for (int64_t i = 0; i < 2 * half && rope->neighbours; i += LANES) {
+        const int64_t n = 2 * half - i;
+        const Vec c = mul(load_some(cosine + i, n), grown), s = mul(load_some(sine + i, n), grown);
+        const Vec v = scaled(norm, scaling, at + i, n, load(kind, x, i, 2 * half));
+        put(kind, x, i, 2 * half, add(mul(v, c), mul(swapped(v), s)));
+    }
+    for (int64_t i = 2 * half; (norm->kind || growth != 1) && i < dim; i += LANES)
+        put(kind, x, i, dim, mul(scaled(norm, scaling, at + i, dim - i, load(kind, x, i, dim)), grown));
+}
+
+static void normalise_head(int32_t kind, void *x, int64_t dim, const Norm *norm, Scaling scaling, int64_t at) {
+    for (int64_t i = 0; i < dim; i += LANES)
+        put(kind, x, i, dim, scaled(norm, scaling, at + i, dim - i, load(kind, x, i, dim)));
+}
+
+static char *rotate_heads(const Rotate *a, char *x, int64_t heads, const Norm *norm, int64_t position, float growth) {
+    const int64_t dim = a->attention->key_dim;
+    const int later = norm->kind && a->rope->before_norms; /* each head has its own mean */
+    const Norm first = {.kind = later ? UNCHANGED : norm->kind, .weight = norm->weight, .bias = norm->bias};
+    Scaling scaling = {splat(0), splat(1)};
+    for (int64_t at = 0; at < heads * dim; at += dim, x += dim * bytes(a->kind)) {
+        if (first.kind && at % norm->width == 0)
+            scaling = scaling_of(a->kind, x, norm);
+        rotate_head(a->kind, x, dim, &first, scaling, at, a->rope, position, growth);
+        if (later)
+            normalise_head(a->kind, x, dim, norm, scaling_of(a->kind, x, norm), at);
+    }
+    return x;
 }
 
 static void rotate_token(const void *args, int64_t token) {
     const Rotate *a = args;
-    const int64_t dim = a->attention->key_dim, half = a->rope->half, heads = a->attention->heads;
-    const float *cosine = a->rope->cosine + a->positions[token] * half, *sine = a->rope->sine + a->positions[token] * half;
-    char *x = (char *)a->qkv + token * a->stride * bytes(a->kind);
-    for (int64_t head = 0; head < heads + a->attention->kv_heads; head++, x += dim * bytes(a->kind))
-        rotate_head(a->kind, x, dim, head < heads ? a->query : a->key, half, cosine, sine);
+    const int64_t position = a->positions[token];
+    const float growth = a->rope->growth ? a->rope->growth[position] : 1;
+    char *queries = (char *)a->qkv + token * a->stride * bytes(a->kind);
+    char *keys = rotate_heads(a, queries, a->attention->heads, &a->query, position, growth);
+    rotate_heads(a, keys, a->attention->kv_heads, &a->key, position, 1);
 }
 
 void rotate(Member *member, const Attention *attention, Norm query, Norm key, const Rope *rope, const int64_t *positions, int32_t kind,
@@ -180,9 +228,9 @@ static void normalise_alone(Member *member, const void *args) {
     share(member, a->rows, normalise_row, &a->normalise);
 }
 
-EXPORT void fairlead_normalise(int32_t threads, float *residual, const float *update, const float *after, float after_eps,
-                               const float *before, float before_eps, void *normed, int32_t kind, int64_t rows, int64_t width) {
-    NormaliseAlone args = {{residual, update, {after, after_eps}, {before, before_eps}, normed, kind, width}, rows};
+EXPORT void fairlead_normalise(int32_t threads, float *residual, const float *update, const Norm *after, const Norm *before, void *normed,
+                               int32_t kind, int64_t rows, int64_t width) {
+    NormaliseAlone args = {{residual, update, *after, *before, normed, kind, width}, rows};
     region(threads, normalise_alone, &args);
 }
 
@@ -196,11 +244,9 @@ static void rotate_alone(Member *member, const void *args) {
     share(member, a->tokens, rotate_token, &a->rotate);
 }
 
-EXPORT void fairlead_rotate(int32_t threads, int32_t heads, int32_t kv_heads, int32_t dim, const float *query, const float *key, float eps,
-                            const float *cosine, const float *sine, int64_t half, const int64_t *positions, int32_t kind, int64_t tokens,
-                            void *qkv, int64_t stride) {
+EXPORT void fairlead_rotate(int32_t threads, int32_t heads, int32_t kv_heads, int32_t dim, const Norm *query, const Norm *key, const Rope *rope,
+                            const int64_t *positions, int32_t kind, int64_t tokens, void *qkv, int64_t stride) {
     Attention attention = {.heads = heads, .kv_heads = kv_heads, .key_dim = dim};
-    Rope rope = {cosine, sine, half};
-    RotateAlone args = {{&attention, {query, eps}, {key, eps}, &rope, positions, kind, qkv, stride}, tokens};
+    RotateAlone args = {{&attention, *query, *key, rope, positions, kind, qkv, stride}, tokens};
     region(threads, rotate_alone, &args);
 }

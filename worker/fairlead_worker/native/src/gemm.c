@@ -45,7 +45,9 @@ typedef struct {
     int64_t rows, block, runs;
     char *y;
     int64_t y_stride;
-    int32_t y_kind, threads, activation, adds;
+    int32_t y_kind, threads, adds;
+    enum { PLAIN, ACTIVATED, GATED } form; /* of outputs */
+    Activation activation;
     int64_t items; /* panels (of gates, if gated) for each block of rows */
 } Job;
 
@@ -70,7 +72,9 @@ static void put_panel(const Job *job, const float *sums, int64_t row, int64_t ro
         const Finish finish = finish_of(job->layer, at);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t to = (row + i) * job->y_stride + at;
-            const Vec value = finished(finish, sums + i * PANEL + at - output);
+            Vec value = finished(finish, sums + i * PANEL + at - output);
+            if (job->form == ACTIVATED)
+                value = activated(job->activation, value);
             put(job->y_kind, job->y, to, to + outputs, job->adds ? add(load(job->y_kind, job->y, to, to + outputs), value) : value);
         }
     }
@@ -246,7 +250,7 @@ static void gated_item(const void *args, int64_t i) {
 }
 
 static void share_panels(Member *member, Job *job) {
-    const int gated = job->activation != PLAIN;
+    const int gated = job->form == GATED;
     int64_t panels = panel_count(job->layer->outputs) >> gated, blocks = (job->rows + ROWS - 1) / ROWS;
     while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared as well */
         blocks *= 2;
@@ -350,7 +354,7 @@ static void compute(Member *member, Job job) {
 static Job job_of(const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
     return (Job){
         .layer = layer, .forms[GIVEN] = {x, x_stride * bytes(layer->kind), NULL}, .rows = rows,
-        .y = y, .y_stride = y_stride, .y_kind = y_kind, .activation = PLAIN,
+        .y = y, .y_stride = y_stride, .y_kind = y_kind,
     };
 }
 
@@ -364,10 +368,15 @@ void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_st
     compute(member, job);
 }
 
-void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
+static Job activation_of(const Linear *layer, Activation activation, int gated, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
     Job job = job_of(layer, x, x_stride, rows, y, y_stride, layer->kind);
-    job.activation = activation;
-    compute(member, job);
+    job.form = gated ? GATED : ACTIVATED, job.activation = activation;
+    return job;
+}
+
+void activate(Member *member, const Linear *layer, Activation activation, int gated, const void *x, int64_t x_stride, int64_t rows, void *y,
+              int64_t y_stride) {
+    compute(member, activation_of(layer, activation, gated, x, x_stride, rows, y, y_stride));
 }
 
 static void call(Member *member, const void *args) { compute(member, *(const Job *)args); }
@@ -401,8 +410,8 @@ EXPORT void fairlead_linears(int32_t threads, const Linear *layers, int64_t coun
     region(threads, call_each, &all);
 }
 
-EXPORT void fairlead_gated(int32_t threads, const Linear *layer, int32_t activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
-    Job job = job_of(layer, x, x_stride, rows, y, y_stride, layer->kind);
-    job.activation = activation;
+EXPORT void fairlead_activate(int32_t threads, const Linear *layer, const Activation *activation, int32_t gated, const void *x, int64_t x_stride, int64_t rows,
+                              void *y, int64_t y_stride) {
+    Job job = activation_of(layer, *activation, gated, x, x_stride, rows, y, y_stride);
     region(threads, call, &job);
 }

@@ -14,10 +14,10 @@
 #define JOIN_NAMES(name, level) name##_##level
 #define JOIN_VALUES(name, level) JOIN_NAMES(name, level)
 #define AT_LEVEL(name) JOIN_VALUES(name, LEVEL)
+#define activate AT_LEVEL(activate)
 #define add_linear AT_LEVEL(add_linear)
 #define attend AT_LEVEL(attend)
 #define decode AT_LEVEL(decode)
-#define gated AT_LEVEL(gated)
 #define gather AT_LEVEL(gather)
 #define linear AT_LEVEL(linear)
 #define multiply_blocks AT_LEVEL(multiply_blocks)
@@ -26,9 +26,9 @@
 #define rotate AT_LEVEL(rotate)
 #define round_group AT_LEVEL(round_group)
 #define widen AT_LEVEL(widen)
+#define fairlead_activate AT_LEVEL(fairlead_activate)
 #define fairlead_attention AT_LEVEL(fairlead_attention)
 #define fairlead_decode AT_LEVEL(fairlead_decode)
-#define fairlead_gated AT_LEVEL(fairlead_gated)
 #define fairlead_largest AT_LEVEL(fairlead_largest)
 #define fairlead_linear AT_LEVEL(fairlead_linear)
 #define fairlead_linears AT_LEVEL(fairlead_linears)
@@ -68,11 +68,17 @@ void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride
 /* The same, added to y. */
 void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 
-typedef enum { PLAIN = -1, SILU = 0, GELU_TANH = 1 } Activation;
+/* XIELU (Huang and Schlag 2024) is slope * x + positive * x^2 to the right of 0, slope * x + negative * (e^x - 1 - x) to the left. */
+typedef struct {
+    enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, SQUARED_RELU = 4, XIELU = 5 } function;
+    float positive, negative, slope;
+} Activation;
 
-/* The first half of a gated MLP: y[row * y_stride + o] = act(sum of output o) * (sum of output outputs / 2 + o), of the layer's kind.
- * Neither sum is rounded before the product. outputs / 2 is a multiple of 32. */
-void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride);
+/* The first half of an MLP: y[row * y_stride + o] = act(sum of output o), of the layer's kind. Gated: the outputs' first half is activated
+ * and multiplied by the second, act(sum of output o) * (sum of output outputs / 2 + o); outputs / 2 is a multiple of 32. No sum is rounded
+ * before the activation and the product. */
+void activate(Member *member, const Linear *layer, Activation activation, int gated, const void *x, int64_t x_stride, int64_t rows, void *y,
+              int64_t y_stride);
 
 /* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
 typedef struct {

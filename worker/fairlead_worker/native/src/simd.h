@@ -43,6 +43,7 @@ INLINE Vec lesser(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 INLINE Vec magnitude(Vec a) { return _mm512_abs_ps(a); }
 INLINE Vec nearest(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, for an integer n */
+INLINE Vec swapped(Vec a) { return _mm512_permute_ps(a, 0xB1); } /* each with its neighbour: lanes 1, 0, 3, 2 and so on */
 INLINE float total(Vec a) { return _mm512_reduce_add_ps(a); }
 INLINE float highest(Vec a) { return _mm512_reduce_max_ps(a); }
 INLINE float first(Vec a) { return _mm512_cvtss_f32(a); }
@@ -156,6 +157,7 @@ INLINE Vec scale_by_power(Vec a, Vec n) {
     const __m256i other = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
     return mul(mul(a, _mm256_castsi256_ps(one)), _mm256_castsi256_ps(other));
 }
+INLINE Vec swapped(Vec a) { return _mm256_permute_ps(a, 0xB1); }
 INLINE float total(Vec a) {
     __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
@@ -364,13 +366,37 @@ INLINE Vec tanh_(Vec x) {
     return where_less(splat(0.625f), size, far, near);
 }
 
-/* A gate's x / (1 + e^-u): u = x for SiLU. GELU's x / 2 * (1 + tanh(u / 2)) is the same with another u. */
+/* x times the normal distribution up to x, whose tail is a polynomial times e^(-x^2 / 2): 7.1.26 of Abramowitz and Stegun, within 1e-7. */
+INLINE Vec gelu(Vec x) {
+    const Vec one = splat(1.0f), t = divide(one, fma_(splat(0.3275911f * 0.70710678f), magnitude(x), one));
+    Vec p = splat(0.5f * 1.061405429f);
+    p = fma_(p, t, splat(0.5f * -1.453152027f));
+    p = fma_(p, t, splat(0.5f * 1.421413741f));
+    p = fma_(p, t, splat(0.5f * -0.284496736f));
+    p = fma_(p, t, splat(0.5f * 0.254829592f));
+    const Vec tail = mul(mul(p, t), exp_(mul(mul(x, x), splat(-0.5f))));
+    return mul(x, where_less(x, splat(0.0f), tail, sub(one, tail)));
+}
+
+/* The others are x / (1 + e^-u): u = x for SiLU. GELU's x / 2 * (1 + tanh(u / 2)) is the same with another u. */
 INLINE Vec activated(Activation activation, Vec x) {
+    const Vec zero = splat(0.0f), one = splat(1.0f);
+    if (activation.function == GELU)
+        return gelu(x);
+    if (activation.function == RELU || activation.function == SQUARED_RELU) {
+        const Vec positive = larger(zero, x); /* in this order it keeps NaN */
+        return activation.function == RELU ? positive : mul(positive, positive);
+    }
+    if (activation.function == XIELU) {
+        const Vec left = mul(splat(activation.negative), sub(sub(exp_(lesser(zero, x)), one), x));
+        const Vec right = mul(splat(activation.positive), mul(x, x));
+        return fma_(splat(activation.slope), x, where_less(zero, x, right, left));
+    }
     Vec u = x;
-    if (activation == GELU_TANH) {
+    if (activation.function == GELU_TANH) {
         Vec cube = mul(mul(x, x), x);
         u = mul(splat(2 * 0.7978845608028654f), fma_(splat(0.044715f), cube, x));
     }
-    return divide(x, add(splat(1.0f), exp_(sub(splat(0.0f), u))));
+    return divide(x, add(one, exp_(sub(zero, u))));
 }
 #endif

@@ -44,6 +44,7 @@ INLINE float32x4_t scaled_by_power(float32x4_t a, float32x4_t n) {
 }
 /* In two halves, because 2^n alone may be too small or too large for a float. */
 INLINE Vec scale_by_power(Vec a, Vec n) { return (Vec){scaled_by_power(a.low, n.low), scaled_by_power(a.high, n.high)}; }
+INLINE Vec swapped(Vec a) { return (Vec){vrev64q_f32(a.low), vrev64q_f32(a.high)}; }
 INLINE float total(Vec a) { return vaddvq_f32(vaddq_f32(a.low, a.high)); }
 INLINE float highest(Vec a) { return vmaxvq_f32(vmaxq_f32(a.low, a.high)); }
 INLINE float first(Vec a) { return vgetq_lane_f32(a.low, 0); }

@@ -11,7 +11,7 @@ EXPORT int64_t fairlead_size_of(const char *name) {
     static const struct {
         const char *name;
         int64_t bytes;
-    } sizes[] = {SIZE(Panel), SIZE(Linear), SIZE(Attention), SIZE(Step), SIZE(Norm), SIZE(Rope), SIZE(Layer), SIZE(Decoder), SIZE(Pass)};
+    } sizes[] = {SIZE(Panel), SIZE(Linear), SIZE(Activation), SIZE(Attention), SIZE(Step), SIZE(Norm), SIZE(Rope), SIZE(Layer), SIZE(Decoder), SIZE(Pass)};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (strcmp(sizes[i].name, name) == 0)
             return sizes[i].bytes;
