@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition, NormNames, windows_of
+from fairlead_worker.model.definition import Definition, NormNames, windows_of
 from fairlead_worker.model.layers.norm import LayerNorm
 
 

@@ -3,7 +3,7 @@
 from math import log
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition, Recurrence
+from fairlead_worker.model.definition import Definition, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.delta import DeltaShape
 from fairlead_worker.model.layers.kimi_delta import KimiDelta

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fairlead_worker.model.decoder import BEFORE, Definition, windows_of
+from fairlead_worker.model.definition import BEFORE, Definition, windows_of
 from fairlead_worker.model.families import llama
 from fairlead_worker.model.layers.mlp import GatedMlp
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import AROUND, Definition, windows_of
+from fairlead_worker.model.definition import AROUND, Definition, windows_of
 from fairlead_worker.model.layers.norm import RmsNorm
 
 

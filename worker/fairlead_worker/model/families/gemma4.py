@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fairlead_worker.kernels.base import StepContext
-from fairlead_worker.model.decoder import Definition
+from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.families.gemma_shared import GemmaLayer, define_gemma, sharing_modes
 from fairlead_worker.model.layers.mlp import GatedMlp
 from fairlead_worker.model.layers.rotary import StepRotation

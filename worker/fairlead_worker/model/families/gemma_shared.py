@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fairlead_worker.kernels.base import StepContext
-from fairlead_worker.model.decoder import AROUND, Body, Definition, windows_of
+from fairlead_worker.model.decoder import Body
+from fairlead_worker.model.definition import AROUND, Definition, windows_of
 from fairlead_worker.model.layers.mlp import ACTIVATIONS
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.sharing import SharedKv, SharingAttention

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition, NormNames
+from fairlead_worker.model.definition import Definition, NormNames
 from fairlead_worker.model.families.experts import make_experts
 
 

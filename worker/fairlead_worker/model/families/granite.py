@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fairlead_worker.model.decoder import Definition
+from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.mlp import StackedMlp
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import AFTER, Definition, NormNames, windows_of
+from fairlead_worker.model.definition import AFTER, Definition, NormNames, windows_of
 from fairlead_worker.model.layers.causal import AttentionNames
 from fairlead_worker.model.layers.mlp import PlainMlp
 from fairlead_worker.model.layers.norm import LayerNorm

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.integrations import use_experts_implementation
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 
-from fairlead_worker.model.decoder import Definition
+from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.layers.mlp import GatedMlp
 from fairlead_worker.model.layers.rotary import QueryGrowth
 

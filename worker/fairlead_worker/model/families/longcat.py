@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fairlead_worker.kernels.base import StepContext
-from fairlead_worker.model.decoder import Definition, add_norm, make_attention, make_mlp
+from fairlead_worker.model.decoder import add_norm, make_attention, make_mlp
+from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.families.deepseek import define_latent
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.rotary import StepRotation

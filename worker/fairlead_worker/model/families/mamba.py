@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
+from fairlead_worker.model.definition import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.families.granite import granite, make_shared
 from fairlead_worker.model.layers.mamba2 import Mamba2, Mamba2Shape

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
+from fairlead_worker.model.definition import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.mamba1 import Mamba1
 from fairlead_worker.model.layers.norm import PlainRmsNorm, RmsNorm

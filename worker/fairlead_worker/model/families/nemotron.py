@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from fairlead_worker.model.decoder import Definition, NormNames, Recurrence
+from fairlead_worker.model.definition import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.families.mamba import make_shape
 from fairlead_worker.model.layers.mamba2 import Mamba2

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import BEFORE, Definition, NormNames
+from fairlead_worker.model.definition import BEFORE, Definition, NormNames
 from fairlead_worker.model.layers.causal import AttentionNames
 from fairlead_worker.model.layers.mlp import PlainMlp
 from fairlead_worker.model.layers.norm import LayerNorm

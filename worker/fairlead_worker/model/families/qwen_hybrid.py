@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.decoder import AFTER, BEFORE, DecoderLayer, Definition, Recurrence
+from fairlead_worker.model.decoder import DecoderLayer
+from fairlead_worker.model.definition import AFTER, BEFORE, Definition, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.delta import DeltaShape, GatedDelta, JoinedDelta, NamedDelta, SplitDelta
 from fairlead_worker.model.layers.norm import RmsNorm

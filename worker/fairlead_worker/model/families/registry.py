@@ -7,7 +7,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from fairlead_worker.model.decoder import Decoder, Definition
+from fairlead_worker.model.decoder import Decoder
+from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.families import (
     cohere,
     deepseek,
