@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,11 @@ class Up:
         """Return pod name → process id of its leader."""
         found = {}
         for pid in find_marked(self.mark):
-            words, variables = (Path(f"/proc/{pid}/{kind}").read_bytes().decode().split("\0") for kind in ("cmdline", "environ"))
-            names = [each.partition("=")[2] for each in variables if each.startswith("FAIRLEAD_POD_NAME=")]
-            if names and "--host" in words and os.getpgid(pid) == pid:  # its engine process has the same variables
-                found[names[0]] = pid
+            with suppress(OSError):  # the process has ended
+                words, variables = (Path(f"/proc/{pid}/{kind}").read_bytes().decode().split("\0") for kind in ("cmdline", "environ"))
+                names = [each.partition("=")[2] for each in variables if each.startswith("FAIRLEAD_POD_NAME=")]
+                if names and "--host" in words and os.getpgid(pid) == pid:  # its engine process has the same variables
+                    found[names[0]] = pid
         return found
 
     def wait(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:

@@ -52,7 +52,7 @@ def test_the_picker_reaches_the_chart_s_redis_with_the_credentials_of_the_servic
     flags = dict(argument.removeprefix("--").partition("=")[::2] for argument in container["args"])
     settings = Settings("w", "r", redis_url=flags["redis-url"], redis_credentials=True)
     assert flags["redis-url"].startswith("rediss://fairlead-redis.fairlead-system.svc.cluster.local:")
-    assert redis.flags(service, settings).items() <= flags.items()
+    assert redis.flags(settings).items() <= flags.items()
     *of_redis, responses = container["volumeMounts"]
     assert redis.mounts(settings) == of_redis
     assert Path(flags["responses-secret-file"]).parent == Path(responses["mountPath"]), "several pickers need the same secret"

@@ -22,7 +22,7 @@ def queries_in_the_pool(patch: Patch) -> None:
 
     def attend(self: Any, layer: int, query: Any, key: Any, value: Any) -> Any:
         output, run, mode = self.outputs[self.backend.spec.layers[layer]], self.run, _get_current_dispatch_mode()
-        self.backend.store(layer, self.store, key, value)
+        self.backend.store(layer, self.stores[0], key, value)
         borrowed, storage = Borrowed(query.handle.block), query.inner.untyped_storage()._cdata
         weak = mode._wrap(query.inner, borrowed)
 
