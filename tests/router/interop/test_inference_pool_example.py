@@ -54,7 +54,7 @@ def test_the_picker_reaches_the_chart_s_redis_with_the_credentials_of_the_servic
     assert flags["redis-url"].startswith("rediss://fairlead-redis.fairlead-system.svc.cluster.local:")
     assert redis.flags(settings).items() <= flags.items()
     *of_redis, responses = container["volumeMounts"]
-    assert redis.mounts(settings) == of_redis
+    assert [mounted.mount for mounted in redis.mounted(service, settings, ROUTER)] == of_redis
     assert Path(flags["responses-secret-file"]).parent == Path(responses["mountPath"]), "several pickers need the same secret"
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"]}
     assert secrets == {of_redis[0]["name"]: redis_secret(service, ROUTER), responses["name"]: "qwen-picker"}
