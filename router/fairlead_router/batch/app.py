@@ -70,7 +70,7 @@ class BatchApp:
                 if not self._secret.matches(credential):
                     raise ApiError(401, "Only the routers of the service may connect here.", code="invalid_api_key")
             response = await handler(request)
-            if not response.prepared:
+            if not response.prepared and request.path not in _PUBLIC:  # anybody may send those with the name of a tenant
                 response.headers.update(self._runner.unpaid_cpu.take(_tenant(request)))
             return response
         except ApiError as error:

@@ -26,7 +26,7 @@ from fairlead_router.batch.runner import RUNNING_OF_TENANT, Runner
 from fairlead_router.batch.storage.base import StorageError, Upload
 from fairlead_router.batch.storage.folder import Folder
 from fairlead_router.batch.store import Store
-from fairlead_router.batch.unpaid_cpu import HEADER
+from fairlead_router.batch.unpaid_cpu import HEADER, UnpaidCpu
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 Client = TestClient[web.Request, web.Application]
@@ -108,6 +108,15 @@ async def test_the_next_answer_reports_the_cpu_time_of_a_validation(tmp_path: Pa
         await eventually(has_failed, "the file has no line that is JSON")
         reports += [(await http.get("/v1/files/file-in")).headers.get(HEADER) for _ in range(2)]
         assert sum(int(report) for report in reports if report) == 1000 and reports[-1] is None
+
+
+async def test_a_health_check_takes_no_charge_away_from_the_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owed = UnpaidCpu()
+    owed.add("", 1.0)
+    monkeypatch.setattr(runner, "UnpaidCpu", lambda: owed)
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        answers = [await http.get(path) for path in ("/health", "/ready", "/metrics", "/v1/files/file-in")]
+    assert [answer.headers.get(HEADER) for answer in answers] == [None, None, None, "1000"]
 
 
 @pytest.mark.parametrize("error", [StorageError("away"), None])
