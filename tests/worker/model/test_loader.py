@@ -68,6 +68,12 @@ def test_a_shorter_length_may_be_asked_and_a_longer_one_not(saved: Path) -> None
         load_model(str(saved), max_model_len=5000)
 
 
+def test_a_config_without_room_for_a_token_is_refused(folder: Path) -> None:
+    edit(folder / "config.json", max_position_embeddings=0)
+    with pytest.raises(ModelLoadError, match=r"max_position_embeddings \(or n_positions\) 0: the context length is unknown"):
+        load_model(str(folder))
+
+
 def test_rope_that_looks_at_the_batch_is_kept_to_its_original_length(folder: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 1024}
     edit(folder / "config.json", rope_parameters=rope)

@@ -33,8 +33,9 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     own = getattr(text, "max_position_embeddings", None)
     if own is None and not getattr(text, "num_attention_heads", None):
         own = ENDLESS
-    if own is None:
-        raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
+    if own is None or own < 1:
+        given = "no max_position_embeddings (nor n_positions)" if own is None else f"max_position_embeddings (or n_positions) {own}"
+        raise ModelLoadError(uri, f"its config has {given}: the context length is unknown")
     if wanted > own:
         raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
     steady = min([int(own), *(_original(text, rope) for rope in _changing(text))])
