@@ -127,6 +127,45 @@ def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     assert torch.equal(down.weight, plain.get_parameter("model.layers.0.mlp.down_proj.weight").to(torch.bfloat16))
 
 
+def add_predictor(folder: Path) -> None:
+    """Add a predictor of further tokens, whose layer has the number of one of the decoder's, and other scales."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    own = {name: 3 * tensor if "scale" in name else tensor.clone() for name, tensor in tensors.items() if "layers.0." in name}
+    save_file(tensors | {name.replace("model.", "mtp."): tensor for name, tensor in own.items()}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("capability", [None, (9, 0)])
+def test_layers_of_a_predictor_are_not_the_decoders(
+    capability: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "capability_of", lambda device: capability)
+    save(IN_BLOCKS, tmp_path)
+    before = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model)
+    add_predictor(tmp_path)
+    assert torch.equal(trial_logits(load_model(str(tmp_path), dtype="bfloat16").model), before)
+
+
+def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:
+    """As DeepSeek V4's output projection, of which each group of heads has a part."""
+
+    class Grouped(torch.nn.Linear):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return super().forward(states).flip(-1)
+
+    model = model_of(Grouped(128, 128))
+    Float8(config_of({}), ["layers.0.o_proj.weight", "layers.0.o_proj.weight_scale_inv"]).prepare(model)
+    assert isinstance(model.get_submodule("layers.0.o_proj"), Grouped)
+
+
+def model_of(layer: torch.nn.Module) -> Any:
+    """Return a model of one layer."""
+    model: Any = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"o_proj": layer})])
+    model.get_output_embeddings = lambda: None
+    return model
+
+
 def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str = "llama") -> PretrainedConfig:
     config = AutoConfig.for_model(kind, num_attention_heads=4, num_key_value_heads=2, **(SIZES | changes))
     config.quantization_config = about
