@@ -136,6 +136,9 @@ class CompressedTensors(Format):
 class RoundingLinear(nn.Linear):
     """A layer of ordinary weights whose inputs or outputs compressed-tensors rounds."""
 
+    rounds = True
+    """See `LowBitLinear`."""
+
     def __init__(self, plain: nn.Linear, scheme: Any, further: Mapping[str, torch.Tensor]) -> None:
         """further: scales and zero points of inputs and outputs, by the library's names."""
         nn.Module.__init__(self)
