@@ -146,6 +146,13 @@ def test_layers_of_a_predictor_are_not_the_decoders(
     assert torch.equal(trial_logits(load_model(str(tmp_path), dtype="bfloat16").model), before)
 
 
+def test_layers_of_two_lists_are_not_each_others() -> None:
+    """As Gemma 3n's `altup_projections` and `altup_unembed_projections`."""
+    names = [f"model.altup_{name}projections.0.{part}" for name in ("", "unembed_") for part in ("weight", "weight_scale_inv")]
+    found = Float8(config_of({}), names).layers
+    assert found == {"altup_projections.0": "model.altup_projections.0.weight", "altup_unembed_projections.0": names[2]}
+
+
 def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:
     """As DeepSeek V4's output projection, of which each group of heads has a part."""
 

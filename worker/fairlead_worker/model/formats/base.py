@@ -172,8 +172,13 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def relative(path: str) -> str:
-    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix."""
-    return path[path.index("layers.") :] if "layers." in path else path.rpartition(".")[2]
+    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix. Of others the name, and of those
+    in a list its name too.
+    """
+    if "layers." in path:
+        return path[path.index("layers.") :]
+    parent, _, name = path.rpartition(".")
+    return f"{parent.rpartition('.')[2]}.{name}" if name.isdigit() else name
 
 
 def decoder_last(names: Collection[str]) -> list[str]:

@@ -94,7 +94,8 @@ class CompressedTensors(Format):
 
     def size_problem(self, outputs: int, inputs: int) -> str:
         if self.int4 is None:
-            return ""
+            odd = self.target.quantization != "fp8" and (outputs % TILE or inputs % TILE)
+            return f"{outputs} outputs and {inputs} inputs are no multiples of {TILE}" if odd else ""
         return unsupported(outputs, inputs, -(-inputs // self.int4) if self.int4 else 1)
 
     def widen(self, weight: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
