@@ -15,8 +15,11 @@ from fairlead_worker.model.trial_text import LENGTHS, STEPS, Reference, TrialTex
 from fairlead_worker.native.library import native
 from fairlead_worker.weights.tokenizer import load_tokenizer
 
+ROUTERS = ("llama4 (text)", "phimoe")
+"""Families whose router is a linear layer with a forward of its own."""
 
-@pytest.mark.parametrize("family", FAMILIES)
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ROUTERS])
 def test_a_bfloat16_model_computes_as_in_float32(family: str) -> None:
     model = own_model(family, torch.bfloat16)
     layers, before = layers_of(model), {name: value.clone() for name, value in model.state_dict().items()}

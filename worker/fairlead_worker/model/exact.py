@@ -53,7 +53,7 @@ def reader_of(layer: nn.Module) -> Read | None:
         return lambda begin, end: layer.part(begin, end).numbers()
     if isinstance(layer, Conv1D):
         return lambda begin, end: weight[:, begin:end].T.float()
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Linear) and (type(layer).forward is nn.Linear.forward or getattr(layer, "rounds", False)):  # no router
         if type(weight) in PLAIN:
             return lambda begin, end: weight[begin:end].float()
         return lambda begin, end: weight.dequantize()[begin:end].float()

@@ -1,9 +1,10 @@
 """Model loader: a model URI becomes a decoder of our own, or a transformers model that attends through our backends."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -255,6 +256,7 @@ def _read(
                 config.__dict__.pop("quantization_config", None)  # transformers would ask for its own modules
             if plan.is_wrapped and "lm_head.weight" in tensors:  # the wrapper's config and its text part's may disagree
                 config.tie_word_embeddings = False
+            bare = [] if blocks is not None or form is None else find_bare(form, tensors)
             size = sum((folder / name).stat().st_size for name in plan.files) if blocks is None else blocks.size
             progress("config", 100)
             progress("weights", 0, 0, size)
@@ -286,6 +288,8 @@ def _read(
             f"it has {alone[0]}, as quantized weights do, and its config.json does not say how they are to be read: give it the "
             f"quantization_config that it was made with, or take one of {', '.join(sorted(LIBRARIES))}",
         )
+    if without := next((name for name in bare if name.removesuffix(".weight") in own), ""):
+        raise ModelLoadError(uri, f"missing weights: {without} is in float8, and no file has its scale")
     missing = sorted(info["missing_keys"])
     named = any("ForCausalLM" in name for name in config.architectures or ())
     headless = missing == ["lm_head.weight"] and not plan.is_wrapped and not named
@@ -293,6 +297,12 @@ def _read(
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     progress("weights", 100, size, size)
     return model, form, torch_dtype, not headless
+
+
+def find_bare(form: Format, tensors: Mapping[str, Any]) -> list[str]:
+    """Return the weights in float8 that have no scale. They would be read as plain numbers. tensors: slices of the files."""
+    names = (name for name in tensors if name.endswith(".weight") and name not in form.weights)
+    return [name for name in names if tensors[name].get_dtype() == "F8_E4M3"]
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:

@@ -114,10 +114,11 @@ def test_on_a_cpu_they_are_widened_unless_asked_for(tmp_path: Path) -> None:
     assert not projections(model)
 
 
-def test_sizes_that_gpus_do_not_multiply_are_widened(multiplies: None, tmp_path: Path) -> None:
+def test_sizes_that_gpus_do_not_multiply_are_widened(multiplies: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of one layer or another: those of a rank's part may be odd."""
     save_quantized(replace(ROUNDED, changes={"intermediate_size": 72}), tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
+    assert "4 layers are widened to bfloat16: 72 outputs and 64 inputs are no multiples of 16" in caplog.text
     wide = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, RoundingLinear)}
     assert wide == {"gate_proj", "up_proj", "down_proj"}
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from bench.gpu.models.low_bit_weights import narrow_experts
+from safetensors.torch import load_file, save_file
 from tests.worker.model.checkpoints import (
     EIGHT,
     FORMS,
@@ -21,9 +22,10 @@ from tests.worker.model.checkpoints import (
     save_quantized,
 )
 from tests.worker.model.formats.alone import Alone, pretend_gpu
-from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, fp8_of_scalars, save
+from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, add_predictor, fp8_of_scalars, save
 from transformers import AutoConfig, PreTrainedModel
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import experts
 from fairlead_worker.model.formats.base import Target
@@ -100,6 +102,22 @@ def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeyp
     wide = load_model(str(tmp_path), dtype="bfloat16").model
     assert not kept(wide)
     assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
+
+
+def test_experts_of_a_predictor_are_not_the_decoders(tmp_path: Path) -> None:
+    plain = save(KEPT["blocks"], tmp_path)
+    add_predictor(tmp_path)
+    first: Any = next(find_experts(plain))[1]
+    assert torch.equal(kept(load_model(str(tmp_path), dtype="bfloat16").model)[0].down.numbers(), first.down_proj)
+
+
+def test_a_missing_expert_is_said(tmp_path: Path) -> None:
+    save(KEPT["blocks"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    left = {name: tensor for name, tensor in load_file(path).items() if ".layers.1.mlp.experts.2." not in name}
+    save_file(left, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.experts: the files have no gate_proj of expert 2"):
+        load_model(str(tmp_path), dtype="bfloat16")
 
 
 def test_a_gpu_without_float8_keeps_experts_and_widens_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

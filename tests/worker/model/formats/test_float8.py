@@ -11,6 +11,7 @@ from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, fp8_of_ten
 from tests.worker.model.formats.alone import Alone, explicit, pretend_gpu
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import float8
 from fairlead_worker.model.formats.base import Target
@@ -125,6 +126,63 @@ def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     assert torch.equal(gate.numbers(), plain.get_parameter("model.layers.0.mlp.gate_proj.weight"))
     down: Any = model.get_submodule("model.layers.0.mlp.down_proj")
     assert torch.equal(down.weight, plain.get_parameter("model.layers.0.mlp.down_proj.weight").to(torch.bfloat16))
+
+
+def add_predictor(folder: Path) -> None:
+    """Add a predictor of further tokens, whose layer has the number of one of the decoder's, and other scales."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    own = {name: 3 * tensor if "scale" in name else tensor.clone() for name, tensor in tensors.items() if "layers.0." in name}
+    save_file(tensors | {name.replace("model.", "mtp."): tensor for name, tensor in own.items()}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("capability", [None, (9, 0)])
+def test_layers_of_a_predictor_are_not_the_decoders(
+    capability: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "capability_of", lambda device: capability)
+    save(IN_BLOCKS, tmp_path)
+    before = trial_logits(load_model(str(tmp_path), dtype="bfloat16").model)
+    add_predictor(tmp_path)
+    assert torch.equal(trial_logits(load_model(str(tmp_path), dtype="bfloat16").model), before)
+
+
+def test_layers_of_two_lists_are_not_each_others() -> None:
+    """As Gemma 3n's `altup_projections` and `altup_unembed_projections`."""
+    names = [f"model.altup_{name}projections.0.{part}" for name in ("", "unembed_") for part in ("weight", "weight_scale_inv")]
+    found = Float8(config_of({}), names).layers
+    assert found == {"altup_projections.0": "model.altup_projections.0.weight", "altup_unembed_projections.0": names[2]}
+
+
+@pytest.mark.parametrize("form", ["float8 in blocks", "float8, a scale for each output"])
+def test_a_missing_scale_is_said(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    save(FORMS[form], tmp_path)
+    path = tmp_path / "model.safetensors"
+    left = {name: tensor for name, tensor in load_file(path).items() if "layers.1.mlp.down_proj.weight_scale" not in name}
+    save_file(left, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.down_proj\.weight is in float8, and no file has its scale"):
+        load_model(str(tmp_path))
+
+
+def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:
+    """As DeepSeek V4's output projection, of which each group of heads has a part."""
+
+    class Grouped(torch.nn.Linear):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return super().forward(states).flip(-1)
+
+    model = model_of(Grouped(128, 128))
+    Float8(config_of({}), ["layers.0.o_proj.weight", "layers.0.o_proj.weight_scale_inv"]).prepare(model)
+    assert isinstance(model.get_submodule("layers.0.o_proj"), Grouped)
+
+
+def model_of(layer: torch.nn.Module) -> Any:
+    """Return a model of one layer."""
+    model: Any = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"o_proj": layer})])
+    model.get_output_embeddings = lambda: None
+    return model
 
 
 def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str = "llama") -> PretrainedConfig:

@@ -62,7 +62,7 @@ class Format:
     def __init__(self, weights: Mapping[str, Mapping[str, str]]) -> None:
         """weights: name of a weight -> its tensors: last part of the name -> name."""
         self.weights = weights
-        self.layers = {relative(name.removesuffix(".weight")): name for name in weights}
+        self.layers = {relative(name.removesuffix(".weight")): name for name in decoder_last(weights)}
 
     @property
     def groups(self) -> Groups:
@@ -104,7 +104,7 @@ class Format:
             if relative(path) in self.layers:
                 if isinstance(module, Conv1D):
                     raise ValueError(f"{path} is transposed ({type(module).__name__}), and its weight is quantized")
-                if isinstance(module, nn.Linear):
+                if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:  # others' weights are widened
                     replace_module(model, path, Pending(module, module is head))
 
     @torch.no_grad()
@@ -172,8 +172,21 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def relative(path: str) -> str:
-    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix."""
-    return path[path.index("layers.") :] if "layers." in path else path.rpartition(".")[2]
+    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix. Of others the name, and of those
+    in a list its name too.
+    """
+    if "layers." in path:
+        return path[path.index("layers.") :]
+    parent, _, name = path.rpartition(".")
+    return f"{parent.rpartition('.')[2]}.{name}" if name.isdigit() else name
+
+
+def decoder_last(names: Collection[str]) -> list[str]:
+    """Return the names, those of the decoder's layers last: most have their prefix. A predictor of further tokens (Qwen3-Next's
+    `mtp.layers.0`) has others, with numbers that the decoder's layers have too.
+    """
+    prefixes = Counter(name.partition("layers.")[0] for name in names)
+    return sorted(names, key=lambda name: prefixes[name.partition("layers.")[0]])
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

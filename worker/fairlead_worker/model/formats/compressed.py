@@ -94,7 +94,8 @@ class CompressedTensors(Format):
 
     def size_problem(self, outputs: int, inputs: int) -> str:
         if self.int4 is None:
-            return ""
+            odd = self.target.quantization != "fp8" and (outputs % TILE or inputs % TILE)
+            return f"{outputs} outputs and {inputs} inputs are no multiples of {TILE}" if odd else ""
         return unsupported(outputs, inputs, -(-inputs // self.int4) if self.int4 else 1)
 
     def widen(self, weight: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
@@ -135,6 +136,9 @@ class CompressedTensors(Format):
 
 class RoundingLinear(nn.Linear):
     """A layer of ordinary weights whose inputs or outputs compressed-tensors rounds."""
+
+    rounds = True
+    """See `LowBitLinear`."""
 
     def __init__(self, plain: nn.Linear, scheme: Any, further: Mapping[str, torch.Tensor]) -> None:
         """further: scales and zero points of inputs and outputs, by the library's names."""

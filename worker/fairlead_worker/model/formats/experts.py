@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.model.formats.base import Format, Target, count_experts, group_layers, relative, replace_module
+from fairlead_worker.model.formats.base import Format, Target, count_experts, decoder_last, group_layers, relative, replace_module
 from fairlead_worker.model.fused.changes import Unfused
 from fairlead_worker.model.fused.experts import activation_of, is_experts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
@@ -35,9 +35,9 @@ METHODS = ("fp8", "compressed-tensors")
 class PendingExperts(nn.Module):
     """The experts of a layer before their weights are read. It cannot compute."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
-        self.activation = activation_of(module)
+        self.activation, self.count = activation_of(module), len(module.down_proj)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,11 @@ class KeptExperts:
         pending = [(path, module) for path, module in model.named_modules() if isinstance(module, PendingExperts)]
         for path, module in pending:
             stored = self.layers[relative(path)]
+            wanted = [(number, name) for name in PROJECTIONS.values() for number in range(module.count)]
+            if missing := next((each for each in wanted if each not in stored), None):
+                raise ValueError(f"{path}: the files have no {missing[1]} of expert {missing[0]}")
             gate, up, down = (
-                [self._read(stored[number, name], tensors, model.device) for number in range(len(stored) // len(PROJECTIONS))]
-                for name in PROJECTIONS.values()
+                [self._read(stored[number, name], tensors, model.device) for number in range(module.count)] for name in PROJECTIONS.values()
             )
             both = [[torch.cat(halves) for halves in zip(*pair, strict=True)] for pair in zip(gate, up, strict=True)]
             replace_module(model, path, self.make(self._stack(both), self._stack(down), module.activation))
@@ -113,10 +115,11 @@ def keep_experts(
 def find_kept_experts(config: PreTrainedConfig, tensors: Mapping[str, Any], target: Target) -> KeptExperts | str:
     """Return the experts that can stay in few bits on any GPU of this capability; why they cannot, if so. tensors: slices of the files."""
     layers: dict[str, dict[tuple[int, str], dict[str, str]]] = {}
-    for layer, parts in group_layers(tensors).items():
+    stored = group_layers(tensors)
+    for layer in decoder_last(stored):
         if match := EXPERT.match(layer):
             module = relative(match[1]).replace(".block_sparse_moe.", ".mlp.")
-            layers.setdefault(module, {})[int(match[2]), PROJECTIONS.get(match[3], match[3])] = parts
+            layers.setdefault(module, {})[int(match[2]), PROJECTIONS.get(match[3], match[3])] = stored[layer]
     found = {find_scales(tensors, parts) for experts in layers.values() for parts in experts.values()}
     if len(found) != 1:
         return "they are of several forms" if found else "their weights are in tensors of all experts, or of other names"

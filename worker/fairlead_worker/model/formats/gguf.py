@@ -100,10 +100,6 @@ class _Projection:
         return GgmlLinear(parts, self.in_features, torch.cat(biases) if biases else None, dtype=self.dtype, arena=self._arena)
 
 
-class _Missing(nn.Module):
-    """The place of a matrix that is put in after the load."""
-
-
 def find_gguf(folder: Path) -> Path | None:
     """Return the GGUF model that `folder` describes; None for other models."""
     return next(iter(whole_models(folder)), None)
