@@ -13,8 +13,9 @@ PROMPTS = [make_prompts()[i] for i in CHOSEN]
 """Eleven: 581 tokens and 220 of output, for a device with pages for 200."""
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_prefixes_come_back_from_the_host(family: str, tmp_path: Path) -> None:
+    """Those of models with windows: test_windows."""
     model = save_model(family, tmp_path)
     expected = generate(model, PROMPTS)
     loaded = load_model(str(tmp_path))
