@@ -20,8 +20,8 @@ from fairlead_worker.model.formats import choose
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.sharding import weights
-from fairlead_worker.sharding.scales import Groups, Spread, check_made, find_part
-from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
+from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
+from fairlead_worker.sharding.shards import AnyCut, Cut, Pieces, Ranks, Shards, Unshardable
 
 PROMPTS = make_prompts()[6:10]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -178,7 +178,8 @@ def test_checkpoints_that_are_not_divided_say_why(form: Form, cause: str, tmp_pa
         load_first(tmp_path)
 
 
-FOURS = Groups(inputs=frozenset({32}))
+FOURS = Groups(frozenset({32}), frozenset({32}))
+QKV = Ranks(0, 2).cut(32, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +194,22 @@ FOURS = Groups(inputs=frozenset({32}))
         ("qzeros", [3, 3], "I32", Cut(0, 12, 24, 24), r"32-bit words of numbers of 4 bits, and .* \(outputs 12 to 24 of 24\)"),
         ("scales", [3, 64], "F16", Cut(1, 0, 48, 96), r"one entry for 32 inputs, and a rank's part \(inputs 0 to 48 of 96\)"),
         ("weight_twist", [96], "F32", Cut(1, 0, 48, 96), "its own division is unknown"),
+        ("weight_scale_inv", [3, 1], "F32", QKV, "one entry for 32 outputs, and a rank's part .outputs 0 to 16 of 96."),
     ],
 )
-def test_what_has_no_part_is_refused_with_its_numbers(key: str, shape: list[int], kind: str, cut: Cut, cause: str) -> None:
+def test_what_has_no_part_is_refused_with_its_numbers(key: str, shape: list[int], kind: str, cut: AnyCut, cause: str) -> None:
     with pytest.raises(Unshardable, match=f"layers.0.mlp.down_proj.{key}.*{cause}"):
         find_part(f"layers.0.mlp.down_proj.{key}", shape, kind, cut, FOURS)
+
+
+def test_each_section_of_a_weight_has_its_own_entries() -> None:
+    """Of queries, keys and values side by side, all in one matrix."""
+    layer = "layers.0.linear_attn.in_proj_qkv"
+    assert find_part(f"{layer}.weight_scale", [96, 1], "F32", QKV, FOURS) == QKV
+    assert find_part(f"{layer}.qweight", [8, 24], "I32", QKV, FOURS) == Pieces((Cut(1, 0, 4), Cut(1, 8, 12), Cut(1, 16, 20)))
+    assert find_part(f"{layer}.weight_scale", [], "F32", QKV, FOURS) is None
+    shape = find_part(f"{layer}.weight_shape", [2], "I64", QKV, FOURS)
+    assert isinstance(shape, Shape) and shape.read(torch.tensor([96, 64])).tolist() == [48, 64]
 
 
 def test_int4_at_load_is_refused_where_only_the_whole_has_whole_groups() -> None:

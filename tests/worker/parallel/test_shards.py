@@ -1,5 +1,7 @@
 """The part of a model on each rank, and models that cannot be divided."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +23,14 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     kind, settings = FAMILIES.get(family, (family, FAMILIES["llama"][1]))
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(settings | changes)))
+
+
+def build_own(name: str, **changes: Any) -> PreTrainedModel:
+    """Return our decoder of a family that is served, without weights."""
+    config = AutoConfig.for_model(SERVED[name].model_type, **(SERVED[name].config | changes))
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(config)._from_config(config)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -75,56 +85,55 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    ("family", "cause"),
+    ("family", "changes", "cause"),
     [
-        ("lfm2_moe", "its plan divides its experts alone"),
-        ("granitemoehybrid", "its plan divides its experts alone"),
-        ("jamba", "its plan divides its experts alone"),
-        ("nemotron_h", "the experts model.layers.1.mixer.experts are not of gate_up_proj"),
-        ("llama4 (text)", "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
-        ("kimi_linear", "model.layers.0.self_attn.conv1d is no plain linear layer"),
-        ("olmo_hybrid", "its plan has model.layers.3.self_attn.q_proj as colwise_gather_output"),
-        ("falcon_h1", "no tensor-parallel plan"),
-        ("mamba2", "no tensor-parallel plan"),
-        ("lfm2", "no tensor-parallel plan"),
+        ("llama4 (text)", {}, "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
+        ("qwen3_next", {"linear_num_key_heads": 1}, "model.layers.0.linear_attn: its 1 key heads cannot be divided by 2"),
+        (
+            "mamba2",
+            {"n_groups": 3, "num_heads": 12, "hidden_size": 96},
+            "its 3 groups of heads neither divide 2 ranks nor are divided by them",
+        ),
+        ("jamba", {"mamba_expand": 1, "hidden_size": 33}, "model.layers.0.mamba: its 33 channels cannot be divided by 2"),
     ],
 )
-def test_families_that_cannot_be_divided_say_why(family: str, cause: str) -> None:
-    config = AutoConfig.for_model(SERVED[family].model_type, **SERVED[family].config)
-    with torch.device("meta"):
-        model = model_class(config)._from_config(config)
+def test_families_that_cannot_be_divided_say_why(family: str, changes: dict[str, Any], cause: str) -> None:
     with pytest.raises(Unshardable, match=cause):
-        Shards(0, 2).shrink(model)
+        Shards(0, 2).shrink(build_own(family, **changes))
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_all_ranks_add_for_an_adapter_is_what_it_adds(size: int) -> None:
-    """Of every layer of a model with biases and two KV heads, which four ranks share."""
-    whole = build("qwen2", num_key_value_heads=2)
+@pytest.mark.parametrize(("make", "count"), [(partial(build, "qwen2", num_key_value_heads=2), 14), (partial(build_own, "bamba"), 17)])
+def test_what_all_ranks_add_for_an_adapter_is_what_it_adds(make: Callable[[], PreTrainedModel], count: int, size: int) -> None:
+    """Of every layer of a model with biases and two KV heads, which four ranks share, and of one with two groups of Mamba heads."""
+    whole = make()
     parts = []
     for rank in range(size):
         parts.append(Shards(rank, size))
-        parts[-1].shrink(build("qwen2", num_key_value_heads=2))
+        parts[-1].shrink(make())
     generator, layers = torch.Generator().manual_seed(3), 0
     for path, module in whole.named_modules():
         if not isinstance(module, torch.nn.Linear) or path == "lm_head":
             continue
         layers += 1
-        pair = Pair(torch.randn(4, module.in_features, generator=generator), torch.randn(module.out_features, 4, generator=generator))
-        hidden = torch.randn(3, module.in_features, generator=generator)
+        down, up, hidden = (
+            torch.randn(size, generator=generator, dtype=torch.float64)
+            for size in ((4, module.in_features), (module.out_features, 4), (3, module.in_features))
+        )
+        pair = Pair(down, up)
         want = hidden @ pair.down.T @ pair.up.T
         answer = torch.zeros_like(want)
         for shards in parts:
             divided = shards.divided[path]
             assert divided.sizes == (module.in_features, module.out_features)
             down, up = part_of(pair, divided.cut)
-            begin, end = divided.cut.begin, divided.cut.end
+            places = [place for part in divided.cut.parts for place in range(part.begin, part.end)]
             if path in shards.summed:
-                answer += hidden[:, begin:end] @ down.T @ up.T
+                answer += hidden[:, places] @ down.T @ up.T
             else:
-                answer[:, begin:end] = hidden @ down.T @ up.T
+                answer[:, places] = hidden @ down.T @ up.T
         torch.testing.assert_close(answer, want)
-    assert layers == 14
+    assert layers == count
 
 
 def test_flags_for_adapters_go_with_those_for_ranks(capsys: pytest.CaptureFixture[str]) -> None:

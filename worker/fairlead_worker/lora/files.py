@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.lora.source import CONFIG, WEIGHTS, check_readable
-from fairlead_worker.sharding.shards import Cut
+from fairlead_worker.sharding.shards import AnyCut
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
     """[out_features, rank]; PEFT's B, in float32 and multiplied by the scaling."""
 
 
-def part_of(pair: Pair, cut: Cut) -> Pair:
+def part_of(pair: Pair, cut: AnyCut) -> Pair:
     """Return a rank's part for `cut` of the layer's weight [out_features, in_features]. It is a copy, so that the rest can be freed.
 
     If a layer is cut by its outputs, `up` is cut likewise and `down` is whole. If it is cut by its inputs, `down` is cut and `up` is
@@ -48,8 +48,8 @@ def part_of(pair: Pair, cut: Cut) -> Pair:
     part.
     """
     if cut.dim == 0:
-        return Pair(pair.down, pair.up[cut.begin : cut.end].clone())
-    return Pair(pair.down[:, cut.begin : cut.end].clone(), pair.up)
+        return Pair(pair.down, torch.cat([pair.up[part.begin : part.end] for part in cut.parts]))
+    return Pair(torch.cat([pair.down[:, part.begin : part.end] for part in cut.parts], 1), pair.up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from fairlead_worker.model.layers.mamba2 import GroupNorm
 from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.sharding.group import Gathered, Group, Summed
 from fairlead_worker.sharding.shards import Shards
@@ -14,6 +15,9 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
     for path in shards.summed:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
+    for module in model.modules():
+        if isinstance(module, GroupNorm):
+            module.ranks = group
     if not shards.head:
         return
     head = model.get_submodule(shards.head)

@@ -23,6 +23,7 @@ from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
 from fairlead_worker.model.layers.rotary import Rope, StepRotation
 from fairlead_worker.model.layers.stack import Projections
 from fairlead_worker.model.rope import find_frequencies
+from fairlead_worker.model.styles import find_styles
 
 
 class DecoderLayer(nn.Module):
@@ -239,6 +240,11 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         super()._init_weights(module)
         if (correction := module._buffers.get("e_score_correction_bias")) is not None:
             init.zeros_(correction)
+
+    @property
+    def styles(self) -> dict[str, str]:
+        """Return how ranks divide the parts of a model with recurrent layers, by path; transformers' plans say nothing of them."""
+        return {} if self.definition.recurrence is None else dict(find_styles(self))
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fairlead_worker.sharding.shards import Cut, Unshardable
+from fairlead_worker.sharding.shards import AnyCut, Cut, Pieces, Unshardable
 
 RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
 """Tensors with one entry per run of a weight's outputs and inputs."""
@@ -67,15 +67,15 @@ class Spread:
 class Shape:
     """The shape of a weight, adjusted to the rank's part."""
 
-    cut: Cut
+    cut: AnyCut
 
     def read(self, tensor: Any) -> torch.Tensor:
         shape: torch.Tensor = tensor[...].clone()
-        shape[self.cut.dim] = self.cut.end - self.cut.begin
+        shape[self.cut.dim] = sum(part.end - part.begin for part in self.cut.parts)
         return shape
 
 
-def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
+def find_part(key: str, shape: list[int], kind: str, cut: AnyCut, groups: Groups) -> Cut | Pieces | Spread | Shape | None:
     """Return the part of tensor `key`, which accompanies a weight of which the rank has `cut`; None: all of it. Raises Unshardable.
 
     shape, kind: of the whole tensor, as in the file.
@@ -85,6 +85,11 @@ def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -
         return Shape(cut)
     if name in ONE or name == "bias":  # the bias of a row-wise layer, which is added once
         return None
+    if isinstance(cut, Pieces):
+        found = [find_part(key, shape, kind, part, groups) for part in cut.parts]
+        if any(isinstance(part, Spread) for part in found):
+            raise Unshardable(f"{key} has entries that a rank's part of several sections divides: use fewer ranks")
+        return Pieces(tuple(part for part in found if isinstance(part, Cut))) if found[0] is not None else None
     if name in ORDERS:
         if cut.dim == 0:
             return None

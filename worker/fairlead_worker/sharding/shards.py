@@ -2,12 +2,14 @@
 
 Column-wise: a linear layer keeps some of its outputs. Row-wise: it keeps some of its inputs, and outputs are summed over the ranks
 (Shoeybi et al. 2019, Megatron-LM). Attention projections are cut between heads; if there are more ranks than KV heads, ranks share a
-KV head.
+KV head. A recurrent layer says itself which heads or channels a rank keeps (`Ranks`), and its model how the rest is divided (`styles`).
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 COLUMNS, ROWS, PACKED, EXPERTS = "colwise", "rowwise", "packed_colwise", "moe_tp_experts"
+HALVES, RECURRENT, REPLICATE = "halves", "recurrent", "replicate"
+"""Styles of our own: a linear layer of gate and up side by side, each by its outputs; a layer that has `divide`; whole on every rank."""
 WHOLE = ("replicate", "embedding")
 """Prefixes of styles that keep a tensor whole on every rank. An embedding is only looked up in: dividing it would save memory and cost a
 sum."""
@@ -43,11 +47,58 @@ class Cut:
             raise Unshardable(f"a weight of {tuple(shape)} has no part {self.begin} to {self.end} along {dim}")
         return (*(slice(None) for _ in range(dim)), slice(self.begin, self.end))
 
+    @property
+    def parts(self) -> "tuple[Cut, ...]":
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A rank's part of a tensor with several sections along a dimension: a cut of each, side by side."""
+
+    parts: tuple[Cut, ...]
+
+    @property
+    def dim(self) -> int:
+        return self.parts[0].dim
+
+    def read(self, tensor: Any) -> torch.Tensor:
+        """Return this part of a safetensors slice."""
+        return torch.cat([tensor[part.of(tuple(tensor.get_shape()))] for part in self.parts], self.dim)
+
+
+AnyCut = Cut | Pieces
+
+
+class Ranks(NamedTuple):
+    """One of `size` ranks, for layers that say which part of them it keeps."""
+
+    rank: int
+    size: int
+
+    def share(self, count: int, what: str) -> int:
+        """Return each rank's share of so many. Raises Unshardable if they cannot be divided."""
+        if count % self.size:
+            raise Unshardable(f"its {count} {what} cannot be divided by {self.size}")
+        return count // self.size
+
+    def cut(self, *sections: int, dim: int = 0) -> AnyCut:
+        """Return this rank's part of sections of these sizes side by side, each divided evenly."""
+        shares = [size // self.size for size in sections]
+        return cut_spans(sections, [(self.rank * each, (self.rank + 1) * each) for each in shares], dim)
+
+
+def cut_spans(sections: Iterable[int], spans: Iterable[tuple[int, int]], dim: int = 0) -> AnyCut:
+    """Return the part that has of each section its span (begin, end)."""
+    *starts, whole = accumulate(sections, initial=0)
+    parts = tuple(Cut(dim, start + begin, start + end, whole) for start, (begin, end) in zip(starts, spans, strict=True))
+    return parts[0] if len(parts) == 1 else Pieces(parts)
+
 
 class Divided(NamedTuple):
     """A linear layer that is divided over the ranks."""
 
-    cut: Cut
+    cut: AnyCut
     """Cut of its weight [out_features, in_features]."""
     sizes: tuple[int, int]
     """(in_features, out_features) of the whole."""
@@ -58,7 +109,7 @@ class Shards:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._cuts: dict[str, Cut] = {}
+        self._cuts: dict[str, AnyCut] = {}
         self.divided: dict[str, Divided] = {}
         """Divided linear layers, by path. Every rank has the whole of all others, except experts."""
         self.summed: list[str] = []
@@ -68,23 +119,29 @@ class Shards:
 
     def shrink(self, model: PreTrainedModel) -> None:
         """Shrink the layers of `model` (on the meta device, without weights) to this rank's part. Raises Unshardable."""
-        plan = _plan(model)
+        own: dict[str, str] = getattr(model, "styles", {})
+        plan, done = _plan(model, bool(own)), "/"
         for path, module in list(model.named_modules()):
-            style = _style(plan, path)
-            if style is None or style.startswith(WHOLE):
+            style = own.get(path) or _style(plan, path)
+            if style is None or style.startswith(WHOLE) or path.startswith(done):
                 continue
             if style == EXPERTS:
                 self._experts(path, module, plan)
+            elif style == RECURRENT:
+                self._recurrent(path, module)
+                done = f"{path}."
             elif not isinstance(module, nn.Linear):
                 raise Unshardable(f"{path} is no plain linear layer (but {type(module).__name__})")
             elif style == COLUMNS:
                 self._columns(path, module, *self._outputs(model, path, module))
+            elif style == HALVES:
+                inner = module.out_features // 2
+                self._even(inner, f"the {inner} gates of {path}")
+                self._linear(path, module, Ranks(self.rank, self.size).cut(inner, inner))
             elif style == ROWS:
                 self._rows(path, module)
             elif style in HEAD and module is model.get_output_embeddings():
                 self._vocabulary(model, path, module)
-            elif style in HEAD and ".linear_attn." in path:
-                continue  # recurrent layers are whole on every rank, as are their states
             else:
                 raise Unshardable(f"its plan has {path} as {style}, which is not supported")
         if not self.summed:
@@ -92,24 +149,46 @@ class Shards:
         if not self.divided.keys() - {self.head}:
             raise Unshardable("its plan divides its experts alone")
 
-    def cut_of(self, key: str) -> Cut | None:
-        """Return the cut of a checkpoint's tensor, ignoring name prefixes; None: every rank has the whole tensor."""
-        name = re.sub(r"\.experts\.\d+\.", ".experts.*.", key)
-        while name:
-            if (cut := self._cuts.get(name)) is not None:
-                return cut
-            name = name.partition(".")[2]
+    def cut_of(self, key: str) -> AnyCut | None:
+        """Return the cut of a checkpoint's tensor, ignoring name prefixes; None: every rank has the whole tensor.
+
+        Checkpoints of Mixtral and Kimi have the older name of `mlp`.
+        """
+        stored = re.sub(r"\.experts\.\d+\.", ".experts.*.", key)
+        for name in (stored, stored.replace(".block_sparse_moe.", ".mlp.")):
+            while name:
+                if (cut := self._cuts.get(name)) is not None:
+                    return cut
+                name = name.partition(".")[2]
         return None
 
     def _columns(self, path: str, module: nn.Linear, begin: int, end: int) -> None:
-        self._keep(path, module, Cut(0, begin, end), bias=Cut(0, begin, end))
-        module.out_features = end - begin
+        self._linear(path, module, Cut(0, begin, end, module.out_features))
 
     def _rows(self, path: str, module: nn.Linear) -> None:
         begin, end = self._even(module.in_features, f"the {module.in_features} inputs of {path}")
-        self._keep(path, module, Cut(1, begin, end))
-        module.in_features = end - begin
-        self.summed.append(path)
+        self._linear(path, module, Cut(1, begin, end, module.in_features))
+
+    def _recurrent(self, path: str, module: Any) -> None:
+        """Divide a recurrent layer as it says: name of a linear layer, of another part or of a parameter -> its cut. Names that the layer
+        lacks are those of a checkpoint's tensors.
+        """
+        try:
+            cuts: Mapping[str, AnyCut] = module.divide(Ranks(self.rank, self.size))
+        except Unshardable as error:
+            raise Unshardable(f"{path}: {error}") from None
+        for name, cut in cuts.items():
+            match _find(module, name):
+                case nn.Linear() as part:
+                    self._linear(f"{path}.{name}", part, cut)
+                case nn.Module() as part:
+                    for each, _ in list(part.named_parameters()):
+                        self._parameter(f"{path}.{name}.{each}", part, each, cut)
+                case nn.Parameter():
+                    owner, _, leaf = name.rpartition(".")
+                    self._parameter(f"{path}.{name}", module.get_submodule(owner), leaf, cut)
+                case None:
+                    self._cuts[_relative(f"{path}.{name}")] = cut
 
     def _vocabulary(self, model: PreTrainedModel, path: str, module: nn.Linear) -> None:
         if module.out_features % self.size:
@@ -120,37 +199,46 @@ class Shards:
             self._columns(path, module, *self._even(module.out_features, path))
 
     def _experts(self, path: str, module: nn.Module, plan: Mapping[str, str]) -> None:
-        """Divide all experts of a layer, stored in two parameters: [experts, 2 * inner, width] (gate over up) and [experts, width,
-        inner].
+        """Divide all experts of a layer, stored in two parameters: [experts, 2 * inner, width] (gate over up; or [experts, inner, width]
+        of experts without a gate) and [experts, width, inner].
         """
         styles = {name: _style(plan, f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
-        if styles != {"gate_up_proj": PACKED, "down_proj": ROWS}:
+        if styles not in ({"gate_up_proj": PACKED, "down_proj": ROWS}, {"up_proj": COLUMNS, "down_proj": ROWS}):
             raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
-        down, gate_up = module.down_proj, module.gate_up_proj
-        assert isinstance(down, nn.Parameter) and isinstance(gate_up, nn.Parameter)
+        name = next(iter(styles.keys() - {"down_proj"}))
+        sections = 2 if name == "gate_up_proj" else 1
+        down, up = module.down_proj, module.get_parameter(name)
+        assert isinstance(down, nn.Parameter)
         experts, width, inner = down.shape
-        if gate_up.shape != (experts, 2 * inner, width):
-            raise Unshardable(f"the experts {path} are laid out as {tuple(gate_up.shape)} and {tuple(down.shape)}")
+        if up.shape != (experts, sections * inner, width):
+            raise Unshardable(f"the experts {path} are laid out as {tuple(up.shape)} and {tuple(down.shape)}")
         begin, end = self._even(inner, f"the {inner} inner values of {path}")
-        module.gate_up_proj = _empty(gate_up, experts, 2 * (end - begin), width)
+        setattr(module, name, _empty(up, experts, sections * (end - begin), width))
         module.down_proj = _empty(down, experts, width, end - begin)
-        # Checkpoints store each expert's own matrices, Mixtral's under other names. One tensor of all experts is gate over up, which no
-        # single cut fits.
-        layer = _relative(path).removesuffix(".mlp.experts")
-        for experts_of in (f"{layer}.mlp.experts", f"{layer}.block_sparse_moe.experts"):
-            for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
-                self._cuts |= {f"{experts_of}.*.{name}.weight": Cut(dim, begin, end, inner) for name in names}
+        # Checkpoints store each expert's own matrices, Mixtral's under other names, or as Granite's one tensor of all.
+        block = _relative(path).removesuffix(".experts")
+        self._cuts[f"{block}.input_linear.weight"] = Ranks(self.rank, self.size).cut(inner, inner, dim=1)
+        self._cuts[f"{block}.output_linear.weight"] = Cut(2, begin, end, inner)
+        for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
+            self._cuts |= {f"{block}.experts.*.{each}.weight": Cut(dim, begin, end, inner) for each in names}
         self.summed.append(path)
 
-    def _keep(self, path: str, module: nn.Linear, weight: Cut, bias: Cut | None = None) -> None:
-        shape, sizes = list(module.weight.shape), (module.in_features, module.out_features)
-        self._cuts[_relative(f"{path}.weight")] = replace(weight, whole=shape[weight.dim])
-        self.divided[path] = Divided(weight, sizes)
-        shape[weight.dim] = weight.end - weight.begin
-        module.weight = _empty(module.weight, *shape)
-        if module.bias is not None and bias is not None:
-            module.bias = _empty(module.bias, bias.end - bias.begin)
-            self._cuts[_relative(f"{path}.bias")] = bias
+    def _linear(self, path: str, module: nn.Linear, cut: AnyCut) -> None:
+        """Keep some outputs of a layer, or some inputs: then its outputs are summed, and its bias is whole."""
+        self.divided[path] = Divided(cut, (module.in_features, module.out_features))
+        self._parameter(f"{path}.weight", module, "weight", cut)
+        if cut.dim == 1:
+            self.summed.append(path)
+        elif module.bias is not None:
+            self._parameter(f"{path}.bias", module, "bias", cut)
+        module.out_features, module.in_features = module.weight.shape
+
+    def _parameter(self, path: str, owner: nn.Module, name: str, cut: AnyCut) -> None:
+        whole = owner.get_parameter(name)
+        shape = list(whole.shape)
+        shape[cut.dim] = sum(part.end - part.begin for part in cut.parts)
+        self._cuts[_relative(path)] = cut
+        setattr(owner, name, _empty(whole, *shape))
 
     def _outputs(self, model: PreTrainedModel, path: str, module: nn.Linear) -> tuple[int, int]:
         unit = self._unit_of(model.get_submodule(_parent(path)), path.rpartition(".")[2])
@@ -174,9 +262,10 @@ class Shards:
         return self.rank * each, (self.rank + 1) * each
 
 
-def _plan(model: PreTrainedModel) -> dict[str, str]:
-    body = getattr(model.config.get_text_config(decoder=True), "base_model_tp_plan", None)
-    if not body:
+def _plan(model: PreTrainedModel, optional: bool) -> dict[str, str]:
+    """Return the plan of transformers. optional: whether there may be none."""
+    body = getattr(model.config.get_text_config(decoder=True), "base_model_tp_plan", None) or {}
+    if not body and not optional:
         raise Unshardable(f"transformers has no tensor-parallel plan for {type(model).__name__}")
     return {**body, **(model._tp_plan or {})}
 
@@ -196,6 +285,14 @@ def _relative(key: str) -> str:
 
 def _parent(path: str) -> str:
     return path.rpartition(".")[0]
+
+
+def _find(module: nn.Module, name: str) -> Any:
+    """Return the part of a module by its dotted name; None: there is none."""
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        return None
 
 
 def _empty(like: torch.Tensor, *shape: int) -> nn.Parameter:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
-from fairlead_worker.sharding.shards import Cut, Shards
+from fairlead_worker.sharding.shards import Cut, Pieces, Shards
 
 Rename = Callable[[Iterable[str]], Mapping[str, str]]
 """Returns the tensors to take: the name in the file → the name in the model."""
@@ -37,7 +37,7 @@ class Part:
             case place:
                 return place.read(self._tensor)
 
-    def place(self) -> Cut | Spread | Shape | None:
+    def place(self) -> Cut | Pieces | Spread | Shape | None:
         """Return which part this is; None: all. Raises Unshardable if there is none."""
         if (cut := self._shards.cut_of(self._key)) is not None:
             return cut

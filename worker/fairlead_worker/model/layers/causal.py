@@ -58,7 +58,7 @@ class CausalAttention(Projections):
         """
         super().__init__()
         self.index, self.head_dim, self.head_norms, self.rotates_first = index, spec.key_dim, head_norms, rotates_first
-        self._spec, self.gated, self._names = spec, gated, names
+        self._spec, self.gated, self.names = spec, gated, names
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         self.PARTS = self.PARTS[:parts]
         self.add_projections(width, [sizes[0] * (1 + gated), *sizes[1:parts]], bias, stacked)
@@ -83,7 +83,7 @@ class CausalAttention(Projections):
     @property
     def parts(self) -> tuple[Any, Any, Any]:
         """Return the projection after attention, and the norms of queries and keys; None: there are none."""
-        output, query_norm, key_norm = map(self._modules.get, self._names)
+        output, query_norm, key_norm = map(self._modules.get, self.names)
         return output, query_norm, key_norm
 
     def forward(self, states: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:

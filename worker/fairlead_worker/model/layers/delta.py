@@ -5,7 +5,7 @@ a is its decay and b how far the value is corrected; its output is S'^T q.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fairlead_worker.kernels.states import RecurrentContext, StateSpec
 from fairlead_worker.model.layers.convolution import CausalConvolution
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 CHUNK = 64
 """Tokens whose values are computed together from one state."""
@@ -61,12 +62,31 @@ class GatedDelta(nn.Module):
         """index: among the recurrent layers."""
         super().__init__()
         self.shape, self.index = shape, index
-        self.key_size, self.value_size = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
         self.conv1d = CausalConvolution(2 * self.key_size + self.value_size, shape.convolution, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
         self.A_log = nn.Parameter(torch.empty(shape.value_heads))
         self.add_module(self.NORM, GatedNorm(shape.value_dim, shape.eps))
         self.add_module(self.OUT, nn.Linear(self.value_size, shape.width, bias=False))
+
+    @property
+    def key_size(self) -> int:
+        return self.shape.key_heads * self.shape.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.shape.value_heads * self.shape.value_dim
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's key heads and their values; return the parts of its tensors, by name. Raises Unshardable."""
+        shape, keys, values = self.shape, self.key_size, self.value_size
+        heads = ranks.share(shape.key_heads, "key heads")
+        cuts = {"conv1d": ranks.cut(keys, keys, values), self.OUT: ranks.cut(values, dim=1), **self._divide_inputs(ranks)}
+        self.shape = replace(shape, key_heads=heads, value_heads=shape.value_heads // ranks.size)
+        return cuts
+
+    def _divide_inputs(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Return the parts of what is before the convolution, and of decays."""
+        return dict.fromkeys(("dt_bias", "A_log"), ranks.cut(self.shape.value_heads))
 
     @property
     def state(self) -> StateSpec:
@@ -125,6 +145,12 @@ class SplitDelta(GatedDelta):
         self.in_proj_b = nn.Linear(shape.width, shape.value_heads, bias=False)
         self.in_proj_a = nn.Linear(shape.width, shape.value_heads, bias=False)
 
+    def _divide_inputs(self, ranks: Ranks) -> dict[str, AnyCut]:
+        keys, values = self.key_size, self.value_size
+        heads = dict.fromkeys(("in_proj_b", "in_proj_a"), ranks.cut(self.shape.value_heads))
+        own = {"in_proj_qkv": ranks.cut(keys, keys, values), "in_proj_z": ranks.cut(values)}
+        return super()._divide_inputs(ranks) | own | heads
+
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.in_proj_qkv(states), self.in_proj_z(states), self.in_proj_b(states), self.in_proj_a(states)
 
@@ -136,15 +162,16 @@ class NamedDelta(GatedDelta):
 
     def __init__(self, shape: DeltaShape, index: int) -> None:
         super().__init__(shape, index)
-        sizes = {
-            "q": self.key_size,
-            "k": self.key_size,
-            "v": self.value_size,
-            "g": self.value_size,
-            **dict.fromkeys("ba", shape.value_heads),
-        }
-        for name, size in sizes.items():
+        for name, size in self._sizes.items():
             self.add_module(f"{name}_proj", nn.Linear(shape.width, size, bias=False))
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {**dict.fromkeys("qk", self.key_size), **dict.fromkeys("vg", self.value_size), **dict.fromkeys("ba", self.shape.value_heads)}
+
+    def _divide_inputs(self, ranks: Ranks) -> dict[str, AnyCut]:
+        own = {f"{name}_proj": ranks.cut(size) for name, size in self._sizes.items()}
+        return super()._divide_inputs(ranks) | own | divide_convolutions(self, ranks)
 
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value, gate, correction, decay = (getattr(self, f"{name}_proj")(states) for name in "qkvgba")
@@ -159,6 +186,10 @@ class JoinedDelta(GatedDelta):
         self.in_proj_qkvz = nn.Linear(shape.width, 2 * self.key_size + 2 * self.value_size, bias=False)
         self.in_proj_ba = nn.Linear(shape.width, 2 * shape.value_heads, bias=False)
 
+    def _divide_inputs(self, ranks: Ranks) -> dict[str, AnyCut]:
+        own = {"in_proj_qkvz": 2 * self.key_size + 2 * self.value_size, "in_proj_ba": 2 * self.shape.value_heads}
+        return super()._divide_inputs(ranks) | {name: ranks.cut(size) for name, size in own.items()}
+
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         shape = self.shape
         values = self.value_size // shape.key_heads
@@ -167,6 +198,12 @@ class JoinedDelta(GatedDelta):
         pairs = torch.unflatten(self.in_proj_ba(states), -1, (shape.key_heads, -1))
         correction, decay = (part.flatten(1) for part in pairs.chunk(2, -1))
         return torch.cat((query, key, value), -1), gate, correction, decay
+
+
+def divide_convolutions(layer: GatedDelta, ranks: Ranks) -> dict[str, AnyCut]:
+    """Return the parts of the convolutions that a checkpoint has of queries, keys and values by themselves."""
+    sizes = {"q": layer.key_size, "k": layer.key_size, "v": layer.value_size}
+    return {f"{name}_conv1d.weight": ranks.cut(size) for name, size in sizes.items()}
 
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fairlead_worker.model.layers.delta import DeltaShape, GatedDelta, GatedNorm
+from fairlead_worker.model.layers.delta import DeltaShape, GatedDelta, GatedNorm, divide_convolutions
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 CHUNK = 16
 """Tokens whose values are computed together: their decays are a tensor [CHUNK, CHUNK, key_dim] for each head."""
@@ -42,6 +43,14 @@ class KimiDelta(GatedDelta):
         self.g_a_proj = nn.Linear(shape.width, shape.key_dim, bias=False)
         self.g_b_proj = nn.Linear(shape.key_dim, self.key_size, bias=False)
         self.forget_gate = ForgetGate(shape)
+
+    def _divide_inputs(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """As in a checkpoint, which has the parts of the gate in the layer itself, and as here."""
+        size, heads = ranks.cut(self.key_size), self.shape.key_heads
+        gate = {"f_b_proj": size, "dt_bias": size, "A_log": ranks.cut(heads, dim=2)}
+        stored = {"f_b_proj.weight": size, "dt_bias": size, "A_log": gate["A_log"]}
+        own = {f"{name}_proj": size for name in ("q", "k", "v", "g_b")} | {"b_proj": ranks.cut(heads)}
+        return own | stored | {f"forget_gate.{name}": cut for name, cut in gate.items()} | divide_convolutions(self, ranks)
 
     def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         mixed = torch.cat((self.q_proj(states), self.k_proj(states), self.v_proj(states)), -1)

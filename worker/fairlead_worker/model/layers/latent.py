@@ -55,7 +55,6 @@ PLAN = {
     **dict.fromkeys((f"layers.*.self_attn.{name}" for name in ("q_proj", "q_b_proj", "kv_b_proj")), "colwise"),
     "layers.*.self_attn.kv_a_proj_with_mqa": "replicate",
     "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.self_attn.conv1d": "colwise",  # of Kimi's recurrent layers, for which it is refused
 }
 """Of tensor parallelism: ranks share the heads, and each has all latents."""
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fairlead_worker.kernels.states import RecurrentContext, StateSpec
 from fairlead_worker.model.layers.convolution import CausalConvolution
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 BLOCK = 64
 """Tokens whose rates are computed together, to bound memory."""
@@ -55,6 +56,14 @@ class Mamba1(nn.Module):
         self._has_norms = make_norm is not None
         if make_norm is not None:
             self.dt_layernorm, self.b_layernorm, self.c_layernorm = map(make_norm, self._sizes)
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Return the parts of its tensors, by name. Ranks sum steps, B and C, and each has some channels. Raises Unshardable."""
+        inner = len(self.D)
+        ranks.share(inner, "channels")
+        rows, columns = ranks.cut(inner), ranks.cut(inner, dim=1)
+        parts = dict.fromkeys(("conv1d", "dt_proj", "A_log", "D"), rows) | dict.fromkeys(("x_proj", "out_proj"), columns)
+        return {"in_proj": ranks.cut(inner, inner), **parts}
 
     @property
     def states(self) -> tuple[StateSpec, StateSpec]:

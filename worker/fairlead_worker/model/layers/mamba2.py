@@ -5,7 +5,8 @@ a group of heads shares; the output is S'^T C + D x.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from torch.nn import functional
 
 from fairlead_worker.kernels.states import RecurrentContext, StateSpec
 from fairlead_worker.model.layers.convolution import CausalConvolution
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.shards import AnyCut, Ranks, Unshardable, cut_spans
 
 CHUNK = 64
 """Tokens whose outputs are computed together from one state."""
@@ -51,6 +54,15 @@ class Mamba2Shape:
         return [self.inner, self.groups * self.state, self.groups * self.state]
 
 
+class SharedGroup(NamedTuple):
+    """A group of heads that several ranks share."""
+
+    group: int
+    groups: int
+    ranks: int
+    """How many ranks have a part of it."""
+
+
 class GroupNorm(nn.Module):
     """RMS norm of each group of channels, after or before the product with silu(gate)."""
 
@@ -58,6 +70,9 @@ class GroupNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape.inner))
         self.shape = shape
+        self.shared: SharedGroup | None = None
+        self.ranks: Group | None = None
+        """Those that share the norm's group; None while the model is not connected."""
 
     def forward(self, states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return [T, inner] of states and gate of this shape."""
@@ -66,10 +81,20 @@ class GroupNorm(nn.Module):
         if not shape.gate_after_norm:
             wide = wide * gate
         groups = torch.unflatten(wide, -1, (shape.groups, -1))
-        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + shape.eps)).flatten(-2)
+        normed = (groups * torch.rsqrt(self._mean(groups.square()) + shape.eps)).flatten(-2)
         if not shape.gate_after_norm:
             return self.weight * normed.to(dtype)
         return (self.weight * normed * gate).to(dtype)
+
+    def _mean(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return [T, groups, 1], the mean of each group, of squares [T, groups, channels]."""
+        mean = squares.mean(-1, keepdim=True)
+        if self.shared is None or self.ranks is None:
+            return mean
+        all_groups = mean.new_zeros(len(mean), self.shared.groups, 1)
+        own = slice(self.shared.group, self.shared.group + 1)
+        all_groups[:, own] = mean / self.shared.ranks
+        return self.ranks.add(all_groups)[:, own]
 
 
 class Mamba2(nn.Module):
@@ -88,6 +113,33 @@ class Mamba2(nn.Module):
         if shape.norm:
             self.norm = GroupNorm(shape)
         self.out_proj = nn.Linear(shape.inner, shape.width, shape.output_bias)
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's heads and their groups; return the parts of its tensors, by name. Raises Unshardable.
+
+        Ranks that share a group all compute its B and C, as in vLLM, and sum for its norm.
+        """
+        shape = self.shape
+        heads, groups = ranks.share(shape.heads, "heads"), max(1, shape.groups // ranks.size)
+        if shape.groups % ranks.size and ranks.size % shape.groups:
+            raise Unshardable(f"its {shape.groups} groups of heads neither divide {ranks.size} ranks nor are divided by them")
+        first = ranks.rank * shape.groups // ranks.size
+        head, channel = (ranks.rank * heads, (ranks.rank + 1) * heads), ranks.rank * heads * shape.head_dim
+        inner, vector = (channel, channel + heads * shape.head_dim), (first * shape.state, (first + groups) * shape.state)
+        spans, by_head = (inner, vector, vector), ranks.cut(shape.heads)
+        cuts = {
+            "in_proj": cut_spans([shape.inner, *shape.sections, shape.heads], [inner, *spans, head]),
+            "conv1d": cut_spans(shape.sections, spans),
+            **dict.fromkeys(("dt_bias", "A_log", "D"), by_head),
+            "out_proj": ranks.cut(shape.inner, dim=1),
+        }
+        self.shape = replace(shape, heads=heads, groups=groups)
+        if shape.norm:
+            cuts["norm.weight"] = ranks.cut(shape.inner)
+            self.norm.shape = self.shape
+            if shape.groups < ranks.size:
+                self.norm.shared = SharedGroup(first, shape.groups, ranks.size // shape.groups)
+        return cuts
 
     @property
     def state(self) -> StateSpec:

@@ -140,7 +140,7 @@ class PlainMlp(nn.Module):
 
     def __init__(self, width: int, inner: int, activation: str, bias: bool, names: tuple[str, str]) -> None:
         super().__init__()
-        self._names, self._activation = names, activation
+        self.names, self._activation = names, activation
         self.add_module(names[0], nn.Linear(width, inner, bias))
         self.add_module(names[1], nn.Linear(inner, width, bias))
         if activation == "xielu":
@@ -154,7 +154,7 @@ class PlainMlp(nn.Module):
     @property
     def matrices(self) -> tuple[Any, Any]:
         """Return the two layers."""
-        first, last = (getattr(self, name) for name in self._names)
+        first, last = (getattr(self, name) for name in self.names)
         return first, last
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -169,13 +169,13 @@ class StackedMlp(nn.Module):
 
     def __init__(self, width: int, inner: int, activation: str, names: tuple[str, str]) -> None:
         super().__init__()
-        self._names, self.activation = names, ACTIVATIONS[activation]
+        self.names, self.activation = names, ACTIVATIONS[activation]
         self.add_module(names[0], nn.Linear(width, 2 * inner, bias=False))
         self.add_module(names[1], nn.Linear(inner, width, bias=False))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
-        first, last = (getattr(self, name) for name in self._names)
+        first, last = (getattr(self, name) for name in self.names)
         gate, up = first(states).chunk(2, -1)
         out: torch.Tensor = last(self.activation(gate) * up)
         return out

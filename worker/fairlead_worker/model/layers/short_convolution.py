@@ -7,6 +7,7 @@ from torch import nn
 
 from fairlead_worker.kernels.states import RecurrentContext, StateSpec
 from fairlead_worker.model.layers.convolution import CausalConvolution
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 
 class ShortConvolution(nn.Module):
@@ -19,6 +20,12 @@ class ShortConvolution(nn.Module):
         self.in_proj = nn.Linear(width, 3 * width, bias)
         self.conv = CausalConvolution(width, size, bias)
         self.out_proj = nn.Linear(width, width, bias)
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Return the parts of its tensors, by name: a rank has some channels. Raises Unshardable."""
+        width = self.in_proj.in_features
+        ranks.share(width, "channels")
+        return {"in_proj": ranks.cut(width, width, width), "conv": ranks.cut(width), "out_proj": ranks.cut(width, dim=1)}
 
     @property
     def state(self) -> StateSpec:
