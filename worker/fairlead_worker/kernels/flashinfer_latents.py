@@ -7,11 +7,9 @@ heads of a token, so FlashInfer (0.7.2) refuses such plans: the number of heads 
 from torch import Tensor
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
-from fairlead_worker.kernels.flashinfer_library import LatentWrapper, Library
+from fairlead_worker.kernels.flashinfer_library import LATENT, ROTATED, LatentWrapper, Library
 from fairlead_worker.kernels.paging import Paging
 
-LATENT, ROTATED = 512, 64
-"""Sizes for which the kernels are compiled: those of DeepSeek's family. The store knows no others."""
 TILE = 64
 """Queries times heads of a thread block; a cluster of two has 128."""
 MOST_TILES = 16_000

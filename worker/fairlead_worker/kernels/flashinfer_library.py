@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
+LATENT, ROTATED = 512, 64
+"""Sizes of latents for which kernels are compiled: those of DeepSeek's family. The store knows no others."""
 HEAD_DIMS = (64, 128, 256)
 """Head sizes that all kernels used here support (`DISPATCH_HEAD_DIM`; some of them also support 512)."""
 LAYOUT = "NHD"

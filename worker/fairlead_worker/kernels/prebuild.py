@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from fairlead_worker.kernels.base import FLOAT8
-from fairlead_worker.kernels.flashinfer_latents import LATENT, ROTATED
-from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
+from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS, LATENT, ROTATED
 
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling", "comm")))
 CUDA_STUBS = Path("/usr/local/cuda/lib64/stubs")
