@@ -93,11 +93,11 @@ def test_shapes_that_depend_on_values(gpu: FakeGpu, monkeypatch: Patch, call: Ca
 def test_page_tables_planned_from_the_device(gpu: FakeGpu, monkeypatch: Patch) -> None:
     """FlashInfer's `plan` copies tables of the device back to the host, which waits for all queued work."""
 
-    def plan(original: Any, self: Any, kind: Any, wrapper: Any, paging: Any) -> None:
-        original(self, kind, wrapper, replace(paging, page_indptr=paging.page_indptr.to("cuda", non_blocking=True)))
+    def plan(original: Any, kind: Any, spec: Any, wrapper: Any, paging: Any) -> None:
+        original(kind, spec, wrapper, replace(paging, page_indptr=paging.page_indptr.to("cuda", non_blocking=True)))
 
     runner = runner_of(load("llama"))
-    around(monkeypatch, flashinfer.FlashInferBackend, "_plan_decodes", plan)
+    around(monkeypatch, flashinfer, "plan_decodes", plan)
     with pytest.raises(MixedDevices, match="page tables on the host"):
         waits_of(gpu, runner=runner)
 
