@@ -33,6 +33,7 @@ class GemmaLayer(nn.Module):
             self.post_per_layer_input_norm = definition.make_norm(width)
 
     def make_mlp(self, config: Any, index: int) -> nn.Module:
+        """Return the MLP of layer `index`. Gemma 3n and Gemma 4 have their own, each in its subclass."""
         raise NotImplementedError
 
     def add_own(self, states: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
