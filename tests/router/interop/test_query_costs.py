@@ -18,6 +18,7 @@ from tests.router.tenancy.test_quota import level
 from tests.servers.redis_server import RedisServer
 
 from fairlead_common.fair_slots import FairSlots
+from fairlead_common.protocols.paths import COMPLETIONS
 from fairlead_index.hashing import block_hashes
 from fairlead_router.errors import ApiError
 from fairlead_router.interop import index_lookups
@@ -33,7 +34,7 @@ MARK = int.from_bytes(b"querier!", "little")
 
 
 @asynccontextmanager
-async def dropping(server: RedisServer, mark: bytes) -> AsyncIterator[str]:
+async def dropping(server: RedisServer, mark: bytearray) -> AsyncIterator[str]:
     """A way to Redis that loses every command with `mark`, so that its reply never comes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,21 +95,29 @@ async def test_what_is_no_list_of_numbers_is_refused(fleet: Fleet, body: str) ->
     assert answer.json()["error"]["param"] == f"token_ids[{CONTEXT - 1}]", "the place in the whole list, though slices are decoded"
 
 
-async def test_queries_that_redis_does_not_answer_leave_routing_alone(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [("/query_by_hash", {"seq_hashes": [MARK]}, 503), ("/fairlead/score", {"prompt": "another prompt that is longer than a block"}, 200)],
+)
+async def test_queries_that_redis_does_not_answer_leave_routing_alone(fleet: Fleet, path: str, fields: dict[str, Any], status: int) -> None:
+    mark = bytearray(MARK.to_bytes(8, "little"))
     with RedisServer() as redis:
-        async with dropping(redis, MARK.to_bytes(8, "little")) as url:
+        async with dropping(redis, mark) as url:
             worker = await fleet.worker(redis=(redis.url, SPACE), format=SMALL)
             router = await fleet.router(worker, redis_url=url, index_namespace=SPACE, index_mode="remote")
             await eventually(lambda: worker.joined, "the worker joined")
             policy = router.server.router.policy
             assert isinstance(policy, PrefixAware) and policy.lookup is not None
             policy.lookup.reader._deadline = 5.0  # a busy machine must not look like an outage
-            query = {"model": "stand-in", "seq_hashes": [MARK]}
+            query = {"model": "stand-in", **fields}
+            if "prompt" in fields:
+                prompt = await router.server.router.prompts.read(COMPLETIONS, json.dumps(query).encode())
+                mark[:] = prompt.hashes[0].to_bytes(8, "little")
             for _ in range(4):
-                lost = asyncio.create_task(router.client.post("/query_by_hash", json=query))
+                lost = asyncio.create_task(router.client.post(path, json=query))
                 answer = await router.complete("a prompt that is longer than a block of tokens")
                 assert answer.status_code == 200 and "x-fairlead-predicted-tokens" in answer.headers, "the index routed it"
-                assert (await lost).status_code == 503
+                assert (await lost).status_code == status
             assert await router.metric("fairlead_router_index_unavailable_total") == 0
             assert policy.index == "ok"
 
