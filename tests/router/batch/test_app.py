@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.router.batch.deployment import line, to_file
 from tests.router.harness import eventually
 
-from fairlead_router.batch import runner
+from fairlead_router.batch import runner, uploads
 from fairlead_router.batch.app import PIECE_BYTES, BatchApp
 from fairlead_router.batch.config import LIMITS, BatchLimits
 from fairlead_router.batch.line_client import LineClient
@@ -293,6 +293,44 @@ async def test_a_form_in_tiny_packets_is_written_in_large_pieces(tmp_path: Path)
         async with http.post("/v1/files", data=packets(), headers=headers) as answer:
             assert answer.status == 200 and (await answer.json())["bytes"] == 60_000
     assert written == [60_000]
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (BatchLimits(max_files=2), "too_many_files"),
+        (BatchLimits(max_batches=1), "too_many_batches"),
+        (BatchLimits(max_stored_bytes=15_000), "storage_limit_exceeded"),
+    ],
+)
+async def test_a_tenant_that_stores_as_much_as_it_may_stops_no_other(tmp_path: Path, limits: BatchLimits, code: str) -> None:
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    form = PURPOSE + part("file", b"x" * 8000) + END
+    async with serving(Folder(tmp_path), tmp_path, limits=limits, size=100) as http:
+        assert (await http.post("/v1/batches", json=NEW)).status == 200
+        for _ in range(2):
+            answer = await http.post("/v1/files", data=form, headers=headers)
+        assert answer.status == 400 and (await answer.json())["error"]["code"] == code
+        assert (await http.post("/v1/files", data=form, headers=headers | {"x-fairlead-tenant": "anna"})).status == 200
+
+
+async def test_uploads_of_a_tenant_at_the_same_time_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MAX_UPLOADS", 1)
+    headers, goes_on = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}, asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield CONTENT
+        await goes_on.wait()
+        yield PURPOSE + END
+
+    async with serving(Folder(tmp_path), tmp_path) as http:
+        first = asyncio.create_task(http.post("/v1/files", data=slowly(), headers=headers))
+        await eventually(lambda: bool(list((tmp_path / "files").glob("*.part"))), "it is received")
+        for tenant, status in (("", 429), ("anna", 200)):
+            answer = await http.post("/v1/files", data=PURPOSE + CONTENT + END, headers=headers | {"x-fairlead-tenant": tenant})
+            assert answer.status == status, tenant
+        goes_on.set()
+        assert (await first).status == 200
 
 
 async def test_lists_and_their_cursors_show_a_tenant_its_own_objects_only(tmp_path: Path) -> None:
