@@ -212,6 +212,16 @@ def test_bad_tokenized_bodies(shared: WorkerProcess, tokens: str, body: bytes) -
     assert response.json()["error"]["param"] == "prompt"
 
 
+@pytest.mark.parametrize(
+    "head",
+    ["HTTP/1.1", "HTTP/1.1\r\nhost: x\r\nhost: y", "HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: b", "HTTP/0.9\r\nhost: x"],
+)
+def test_a_head_that_two_servers_may_read_differently_is_refused(shared: WorkerProcess, head: str) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=30) as connection:
+        connection.sendall(f"GET /health {head}\r\n\r\n".encode())
+        assert connection.makefile("rb").readline().split()[1] == b"400"
+
+
 def test_a_compressed_body_is_refused_by_its_encoding(shared: WorkerProcess) -> None:
     packed = gzip.compress(b'{"model": "m", "prompt": "x"}')
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
