@@ -158,6 +158,8 @@ class App:
             self._start_span(router.tracer, call, request)
         if router.batches is not None and self._serves(path) and router.batches.serves(path):
             self._check_origin(request)
+            assert call.account is not None
+            router.handler.check_debt(call.account)
             return router.batches.forward(call, request, reply)
         self._check_method(call.head)
         if call.head.method in ("GET", "HEAD") and (page := self._find_page(request)) is not None:

@@ -22,7 +22,7 @@ PIECE: Final = 0.45
 MESSAGE: Final = 100.0
 """A gateway's message with a piece of a body."""
 FORWARDED: Final = 500.0
-"""A request that the batch server answers."""
+"""A request that the batch server answers, that a worker answers without a prompt, or that a worker refuses."""
 STORED: Final = 2000.0
 """A request that changes a file or a batch: the batch server writes and syncs its record."""
 UPLOADED: Final = 0.0025
@@ -40,6 +40,7 @@ TOKENIZED: Final = 1.0
 """A token of a prompt, tokenized and hashed."""
 
 TOKEN_PRICE: Final = TOKENIZED / MICROSECONDS_A_TOKEN
+FORWARDED_PRICE: Final = FORWARDED / MICROSECONDS_A_TOKEN
 MESSAGE_PRICE: Final = MESSAGE / MICROSECONDS_A_TOKEN
 RENDERED_PRICE: Final = RENDERED / MICROSECONDS_A_TOKEN
 REFUSED_PRICE: Final = REFUSED / MICROSECONDS_A_TOKEN

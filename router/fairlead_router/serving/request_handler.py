@@ -13,7 +13,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
-from fairlead_router.request.price import RENDERED_PRICE
+from fairlead_router.request.price import FORWARDED_PRICE, RENDERED_PRICE
 from fairlead_router.request.prompts import Prompt, estimate_prompt
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClass
@@ -103,6 +103,10 @@ class RequestHandler:
             self._metrics.count_refusal("quota")
             raise
 
+    def check_debt(self, account: Account) -> None:
+        """Raise ApiError 429 for a tenant in debt by more than its bucket. Less debt lets it follow a batch that uses all of its rate."""
+        self.check_quota(account, 0.0, account.capacity)
+
     def charge_page(self, caller: Caller) -> None:
         """Charge a page of the console to the caller's tenant. Raises ApiError 429 for one in debt."""
         account = self._accounts.of(caller.tenant)
@@ -141,8 +145,8 @@ class RequestHandler:
     async def forward_unprompted(self, call: Call, reply: Reply) -> None:
         """Forward a request that needs no engine: /tokenize, /detokenize and token counting, charged as prompts of their length.
 
-        It has no class, since its answer has no tokens. Requests for the OpenAPI document and its page have no body, so they are neither
-        charged nor queued.
+        It has no class, since its answer has no tokens. Requests for stored responses and the OpenAPI document have no body: they are not
+        queued, and each has the same price.
         """
         assert call.account is not None
         call.service_class = None
@@ -151,6 +155,8 @@ class RequestHandler:
             call.account.use(prompt.price)
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
+        self.check_debt(call.account)
+        call.account.use(FORWARDED_PRICE)
         call.worker_headers = worker_headers(prompt, call.caller) + self._stored_response_headers(call)
         ticket = Ticket(call.account, 0, 0, 0, request=build_routing_request(prompt, call.caller, call.head.session))
         try:
@@ -193,6 +199,8 @@ class RequestHandler:
             outcome = call.outcome
             is_left = not outcome.status and outcome.is_reported
             computed = bool(outcome.attempts) and outcome.status < 400 and not is_refused and not is_left
+            if 400 <= outcome.status < 500 and outcome.status != 429:
+                account.use(FORWARDED_PRICE)
             difference = charge.settle(computed, call.meter is not None and bool(outcome.status))
             if difference and ticket.is_charged:
                 account.serve(difference)
