@@ -12,7 +12,7 @@ import pytest
 from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UPGRADES, WHOLE, send_headers_forever, send_raw
 
 from fairlead_common.http.asgi import AsgiServer
-from fairlead_common.http.client_connection import STALL_SECONDS, ClientConnection
+from fairlead_common.http.client_connection import STALL_SECONDS, UNREAD_SECONDS, ClientConnection, abort_unread
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 
 LIMITS = {"header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
@@ -154,6 +154,33 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             answers = await reader.readuntil(b"4\r\n0\r\n\r\n")
         assert answers.count(b"HTTP/1.1 200") == 3
         writer.close()
+
+
+async def test_whole_answers_that_clients_do_not_read_are_bounded_together() -> None:
+    """A tenant's slow clients would fill a worker's memory. The largest goes first, and none within the time that a large answer takes."""
+    async with serve() as served:
+        writers, connections = [], []
+        for mebibytes in (16, 32, 16):
+            served.piece = b"x" * (mebibytes << 20)
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
+            writer.write(WHOLE)
+            writers.append(writer)
+            known = frozenset(connections)
+            await until(lambda known=known: any(one.unread(0.0)[0] for one in served.connections - known))
+            connections += served.connections - set(connections)
+        held = sum(one.unread(0.0)[0] for one in connections)
+        now = monotonic()
+        abort_unread(served.connections, now, held - 1)
+        abort_unread(served.connections, now + UNREAD_SECONDS + 5, held)
+        await asyncio.sleep(0)
+        assert served.connections == set(connections), "their time, or the bytes, suffice"
+        abort_unread(served.connections, now + UNREAD_SECONDS + 5, held - (8 << 20))
+        await until(lambda: served.connections == {connections[0], connections[2]})
+        served.piece = b""
+        abort_unread(served.connections, now + UNREAD_SECONDS + 5, 0)
+        await until(lambda: not served.connections)
+        for writer in writers:
+            writer.close()
 
 
 async def test_a_client_that_reads_nothing_stops_its_answer_and_is_disconnected_in_the_end() -> None:

@@ -6,7 +6,7 @@ woke a task (docs/benchmarks/router.md has the figures); nor do they bound conne
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import unquote
@@ -29,6 +29,8 @@ STREAMED_BYTES = 256 * 1024
 """Unread bytes of a streamed body at which reading from its client pauses."""
 STALL_SECONDS = 600
 """A client that reads nothing of an answer for this long is considered gone."""
+UNREAD_BYTES, UNREAD_SECONDS = 256 << 20, 10.0
+"""Of the unread answers of all clients, beyond which `abort_unread` disconnects those who have read too slowly for so long."""
 
 
 class Request:
@@ -391,6 +393,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         if idle or stalled:
             self._transport.abort()
 
+    def unread(self, now: float) -> tuple[int, float]:
+        """Return the bytes of answers that the client has not read, and for how many seconds it has read too slowly."""
+        return self._transport.get_write_buffer_size(), 0.0 if self._write_paused_at is None else now - self._write_paused_at
+
+    def abort(self) -> None:
+        """Close the connection without sending what is left of its answer."""
+        self._transport.abort()
+
     def on_timeout(self) -> None:
         if self._serving is not None and self._serving.is_complete:
             return  # the timeout belongs to the next request, which is not read now
@@ -433,6 +443,26 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
         if serving is not None:
             serving.disconnect()
+
+
+def abort_unread(connections: Iterable[ClientConnection], now: float, most: int = UNREAD_BYTES) -> None:
+    """Abort clients that do not read, the most bytes times seconds first, until the unread answers of all have at most `most` bytes.
+
+    A client has UNREAD_SECONDS to read: sending a large answer takes some.
+    """
+    waiting = [(one, *one.unread(now)) for one in connections]
+    excess = sum(size for _, size, _ in waiting) - most
+    slow = sorted((each for each in waiting if each[2] > UNREAD_SECONDS), key=lambda each: each[1] * each[2])
+    while excess > 0 and slow:
+        connection, size, seconds = slow.pop()
+        logger.warning(
+            "a client that left %d bytes of its answer unread for %.0f s is disconnected: unread answers exceed %d MiB",
+            size,
+            seconds,
+            most >> 20,
+        )
+        connection.abort()
+        excess -= size
 
 
 def _strip_origin(request: Request) -> None:

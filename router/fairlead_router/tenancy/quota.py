@@ -88,9 +88,10 @@ class Account:
             return
         seconds = max(1, math.ceil(lacking / (self.tenant.rate * self._share())))
         limit = f"{self.tenant.rate * 60:.0f} tokens a minute"
+        reason = f"this request needs about {cost:.0f} tokens" if cost else "earlier requests used more than a full bucket beyond it"
         raise ApiError(
             429,
-            f"Rate limit of {limit} reached; this request needs about {cost:.0f} tokens. Try again in {seconds} s.",
+            f"Rate limit of {limit} reached; {reason}. Try again in {seconds} s.",
             kind="tokens",
             code="rate_limit_exceeded",
             headers=[(b"retry-after", b"%d" % seconds), *self.headers()],

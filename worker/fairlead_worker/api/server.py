@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from fairlead_common.http.asgi import AsgiServer
-from fairlead_common.http.client_connection import ClientConnection
+from fairlead_common.http.client_connection import ClientConnection, abort_unread
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
@@ -129,6 +129,7 @@ class Port:
             self._limiter.close_overdue(time.monotonic())
             for connection in list(self._connections):
                 connection.close_if_stalled(time.monotonic())
+            abort_unread(self._connections, time.monotonic())
 
 
 class Server:
