@@ -119,6 +119,18 @@ _GRANITE_HYBRID: Final = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+_ZAMBA2: Final = {
+    "time_step_min": 1e-6,  # transformers holds it in prompts alone
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "chunk_size": 32,
+    "adapter_rank": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "tie_word_embeddings": True,
+}
 _CHUNKS: Final = {"num_hidden_layers": 4, "attention_chunk_size": 48, "floor_scale": 64, "intermediate_size_mlp": 96}
 _LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
 _DELTA: Final = {
@@ -492,6 +504,20 @@ SERVED: Final[Mapping[str, Family]] = {
         "windows and full attention, soft-capped scores, soft-capped logits",
     ),
     "youtu": Family("youtu", _LATENT, path="layers", mechanisms="latents"),
+    "zamba2": Family(
+        "zamba2",
+        {
+            **_ZAMBA2,
+            "num_hidden_layers": 7,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid", "hybrid", "linear_attention"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        path="layers",
+        mechanisms="recurrent states, tied head",
+    ),
+    "zamba2 with one block": Family("zamba2", _ZAMBA2, path="layers", mechanisms="recurrent states, tied head"),
     "tied qwen2": Family("qwen2", {"tie_word_embeddings": True}, "native", mechanisms="tied head"),
     "lfm2": Family(
         "lfm2",

@@ -46,6 +46,8 @@ class Recurrence(NamedTuple):
     """Whether these layers have attention too, which reads the same norm; the outputs are added together."""
     scale: float = 1.0
     """Factor of its output."""
+    activation: str = ""
+    """Of its input; empty: the config's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from fairlead_worker.model.families import (
     nemotron,
     neox,
     qwen_hybrid,
+    zamba2,
 )
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
@@ -126,6 +127,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "starcoder2": llama.starcoder2,
     "vaultgemma": gemma.vaultgemma,
     "youtu": deepseek.youtu,
+    "zamba2": zamba2.zamba2,
 }
 """The decoders. A function returns None for a config that has something else too, which transformers' own class then runs."""
 OF_LOADING = ("_keep_in_fp32_modules_strict", "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
@@ -152,7 +154,7 @@ def _computes(definition: Definition) -> bool:
     known = definition.activation in ACTIVATIONS or (definition.activation == "xielu" and definition.plain_mlp is not None)
     if recurrence is None:
         return known
-    return known and (getattr(config, "mamba_hidden_act", None) or getattr(config, "hidden_act", "silu")) == "silu"
+    return known and (recurrence.activation or getattr(config, "mamba_hidden_act", None) or getattr(config, "hidden_act", "silu")) == "silu"
 
 
 @cache
