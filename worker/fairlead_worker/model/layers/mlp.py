@@ -51,28 +51,6 @@ class Xielu(nn.Module):
         return answer
 
 
-class Mlp(nn.Module):
-    """down(activation(up(x))); gated: the first half of `up` is activated and multiplied by the second (GeGLU, Shazeer 2020)."""
-
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, gated: bool = False) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 2 * inner if gated else inner, bias)
-        self.down = nn.Linear(inner, width, bias)
-        self.activation = ACTIVATIONS[activation]
-        self.gated = gated
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, width] for states [tokens, width]."""
-        inner = self.up(states)
-        if self.gated:
-            inner, gate = inner.chunk(2, -1)
-            inner = self.activation(inner) * gate
-        else:
-            inner = self.activation(inner)
-        out: torch.Tensor = self.down(inner)
-        return out
-
-
 class MlpNames(NamedTuple):
     """Names of the matrices of an MLP in checkpoints."""
 
