@@ -25,6 +25,8 @@ SHAPES: dict[str, list[dict[str, object]]] = {
         {"targets": ["c_proj"], "fan_in_fan_out": True},
         {"targets": "all-linear"},
     ],
+    "gpt_neox": [{"targets": ["query_key_value"]}, {"targets": ["dense", "dense_h_to_4h"]}, {"targets": "all-linear"}],
+    "opt": [{"targets": ["q_proj", "fc1"]}, {"targets": ["out_proj", "fc2"]}, {"targets": "all-linear"}],
 }
 
 

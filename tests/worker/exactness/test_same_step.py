@@ -12,8 +12,8 @@ from tests.worker.kernels.test_attention import needs_library
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 
-FAMILIES = ("llama", "gemma3", "gpt2")
-"""Gemma 3 has layers with windows, and queries that are normed; GPT-2 has learnt positions and no native decoder."""
+FAMILIES = ("llama", "gemma3", "bitnet")
+"""Gemma 3 has layers with windows, and queries that are normed; BitNet runs by transformers' code."""
 every_backend = pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_library), "cpu", "reference"])
 
 

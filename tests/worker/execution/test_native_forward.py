@@ -168,7 +168,7 @@ def test_a_difference_that_no_part_shows_is_refused(tmp_path: Path, caplog: pyte
 
 OTHERS = {
     "deepseek_v2": "it has latents",
-    "gpt2": "it runs by transformers' own code",
+    "bitnet": "it runs by transformers' own code",
     "mixtral": "it has MixtralSparseMoeBlock, not an MLP",
     "qwen3_5 (text)": "it has recurrent layers",
 }
@@ -181,7 +181,7 @@ def test_what_the_library_does_not_compute_runs_layer_by_layer_and_says_why(
     loaded = load(tmp_path, family)
     with caplog.at_level(logging.WARNING):
         forward = choose_forward(loaded, backend(loaded))
-    assert isinstance(forward, ModuleForward if family == "gpt2" else LayerForward)
+    assert isinstance(forward, ModuleForward if family == "bitnet" else LayerForward)
     assert f"runs layer by layer, not natively: {OTHERS[family]}" in caplog.text
 
 
@@ -236,7 +236,7 @@ def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "cohere", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "cohere", "gpt_neox", "olmo2"])
 def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
     """Logits of a prompt and of a decode, alone and in a batch, with one thread and with two."""
     loaded = load(tmp_path, family, dtype)
@@ -278,6 +278,7 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
         ("qwen3", {}, "none", True),
         ("gemma2", {}, "none", True),
         ("cohere", {}, "none", True),
+        ("gpt_neox", {}, "none", True),
         ("olmo2", {}, "none", True),
         ("llama", {"attention_bias": True}, "none", True),
         ("llama", {"attention_bias": True}, "int8", True),

@@ -29,7 +29,11 @@ def as_own(theirs: PreTrainedModel, limit: int = LENGTH) -> Any:
     if not issubclass(family, Decoder):
         return theirs
     model = family(theirs.config)
-    model.load_state_dict(theirs.state_dict())
+    names = {model.definition.rename(name): tensor for name, tensor in theirs.state_dict().items()}
+    turned = {name for name, tensor in names.items() if model.definition.transposed and "layers." in name and tensor.dim() == 2}
+    model.load_state_dict(
+        {name: tensor.T if turned and "layers." in name and tensor.dim() == 2 else tensor for name, tensor in names.items()}
+    )
     model.eval().requires_grad_(False)
     model.prepare(limit)
     return model

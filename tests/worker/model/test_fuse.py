@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import FAMILIES, build_model
+from tests.models import FAMILIES
 from tests.worker.model.fusing import own_model, stack_projections
 from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model import packed
 from fairlead_worker.model.acceptance import close
-from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.packed import PackedLinear, can_pack, pack_linears
 from fairlead_worker.model.trial import trial_logits
@@ -43,17 +42,6 @@ def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype
     before = trial_logits(model)
     assert stack_projections(model) == STACKS[family] == modules(model, Stack)
     assert close(trial_logits(model), before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu_fast", "gelu", "relu"])
-def test_gelu_that_is_spelt_out_becomes_one_operator(activation: str, dtype: torch.dtype) -> None:
-    model = build_model("gpt2", activation_function=activation).to(dtype)
-    before = trial_logits(model)
-    spelt_out = activation in ("gelu_new", "gelu_fast")
-    assert fuse_activations(model) == modules(model, nn.GELU) == (model.config.num_hidden_layers if spelt_out else 0)
-    assert close(trial_logits(model), before)
-    assert fuse_activations(model) == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

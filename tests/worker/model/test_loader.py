@@ -101,7 +101,7 @@ def test_the_factor_of_embeddings_is_rounded_where_transformers_rounds_it(family
     tokens = torch.arange(64)
     with torch.inference_mode():
         expected = theirs(tokens[None], output_hidden_states=True).hidden_states[0][0]
-        assert torch.equal(load_model(str(tmp_path), dtype="bfloat16").model.model.embed(tokens), expected)
+        assert torch.equal(load_model(str(tmp_path), dtype="bfloat16").model.model.embed(tokens, tokens), expected)
 
 
 def test_auto_computes_half_precision_in_float32_on_a_cpu(folder: Path) -> None:

@@ -21,6 +21,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with its embedding for a head": ("qwen3", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3", {}),
     "phi, whose head has a bias": ("phi", {}),
+    "projections of each head side by side": ("gpt_neox", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "latents": ("deepseek_v3", dict(SERVED["deepseek_v3"].settings)),
     "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),

@@ -13,7 +13,6 @@ from fairlead_worker.model.formats.base import Target, count_experts, relative
 from fairlead_worker.model.formats.choose import read_format
 from fairlead_worker.model.formats.experts import METHODS, KeptExperts, find_kept_experts
 from fairlead_worker.model.plan import LoadPlan
-from fairlead_worker.model.wrappers import text_names
 from fairlead_worker.sharding.weights import open_tensors
 
 BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
@@ -51,7 +50,7 @@ def find_kept(uri: str, folder: Path, plan: LoadPlan, gpu: Gpu | None, dtype: st
         return Kept(plan.native_quantization if plan.native_quantization != "none" else quantization)
     method, name = given["quant_method"], str(plan.dtype).removeprefix("torch.")
     target = Target(plan.dtype, None if gpu is None else gpu.capability, dtype, quantization, ranks)
-    with open_tensors(folder, plan.files, text_names if plan.is_wrapped else None) as tensors:
+    with open_tensors(folder, plan.files, plan.rename) as tensors:
         form = read_format(uri, plan.config, tensors, quantization)
         linears, experts = _stored_bytes(tensors)
         found = None

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
-from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.check.kept import Kept
 from fairlead_worker.check.skeleton import Skeleton
@@ -45,10 +44,9 @@ def host_weight_bytes(model: nn.Module, quantization: str, head: nn.Module | Non
     size, seen = 0, set[int]()
     for module in model.modules():
         own: list[torch.Tensor | None] = [*module._parameters.values(), *module._buffers.values()]
-        if type(module) in (nn.Linear, Conv1D) and native() is not None and (weight := module.get_parameter("weight")).dtype in DTYPES:
-            shape = weight.T.shape if isinstance(module, Conv1D) else weight.shape
+        if type(module) is nn.Linear and native() is not None and (weight := module.weight).dtype in DTYPES:
             kind = HEAD_BITS.get(quantization, quantization) if module is head else quantization
-            size += room(packed_bytes(shape, weight.dtype, kind))
+            size += room(packed_bytes(weight.shape, weight.dtype, kind))
             own = [module._parameters.get("bias")]
         elif isinstance(module, HeadLinear) and native() is not None and module.weight.dtype in DTYPES:
             size += len(module.weight) * room(packed_bytes(module.weight.shape[1:], module.weight.dtype))

@@ -21,7 +21,6 @@ from fairlead_worker.model.formats.choose import made_groups, read_format
 from fairlead_worker.model.formats.experts import find_experts
 from fairlead_worker.model.loader import find_layers
 from fairlead_worker.model.plan import LoadPlan
-from fairlead_worker.model.wrappers import text_names
 from fairlead_worker.sharding.shards import Shards, Unshardable
 from fairlead_worker.sharding.weights import Part, divide, open_tensors
 
@@ -50,7 +49,7 @@ def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantizati
     family = model_class(config)
     try:
         if plan.gguf is None:
-            with open_tensors(folder, plan.files, text_names if plan.is_wrapped else None) as tensors:
+            with open_tensors(folder, plan.files, plan.rename) as tensors:
                 if plan.is_wrapped and "lm_head.weight" in tensors:
                     config.tie_word_embeddings = False
                 named = any("ForCausalLM" in name for name in config.architectures or ())

@@ -59,8 +59,7 @@ class NativeForward:
         self._kind = KINDS[backend.spec.dtype]
         body, specs = self._model.model, backend.spec.layers
         hidden = self._hidden = self._model.definition.width
-        # Layers without positions rotate by nothing.
-        identity = Rope(torch.zeros(self._model.definition.head_dim // 2))
+        identity = Rope(torch.empty(0))
         kinds = list(dict.fromkeys(self._model.definition.ropes))
         self._rotations = [identity if kind is None else body.ropes[kind] for kind in kinds]
         # Keep references: the structs hold addresses only.
@@ -69,7 +68,7 @@ class NativeForward:
             *(
                 self._layer(layer, linears, attention, kinds.index(layer.rope), group)
                 for layer, linears, attention, group in zip(
-                    _layers(self._model), matrices, backend.layers, backend.spec.groups or (0,) * len(specs), strict=True
+                    self._model.layers, matrices, backend.layers, backend.spec.groups or (0,) * len(specs), strict=True
                 )
             )
         )
@@ -128,7 +127,7 @@ class NativeForward:
         tokens, samples = len(step.tokens), len(sampling)
         self._reach(max(map(add, step.starts, step.counts)))
         self._reserve(max(tokens, samples))
-        embedded = self._model.model.embed(step.tokens).contiguous()
+        embedded = self._model.model.embed(step.tokens, step.positions).contiguous()
         run = self._pass
         run.steps, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
         run.logits = None if logits is None else logits.data_ptr()
@@ -209,7 +208,7 @@ class NativeForward:
             weight = norm.weight.detach().float() + norm.plus_one
         if isinstance(norm, LayerNorm) and norm.bias is not None:
             bias = norm.bias.detach().float()
-        values = [(part * factor).repeat(width // size) for part in (weight, bias)]
+        values = [(part * factor).flatten().repeat(width // part.numel()) for part in (weight, bias)]
         self._kept += values
         kind = native.AROUND_MEAN if isinstance(norm, LayerNorm) else native.ROOT_MEAN_SQUARE
         return native.Norm(values[0].data_ptr(), values[1].data_ptr(), size, norm.eps, kind)
@@ -261,7 +260,7 @@ def check_decoder(model: PreTrainedModel, spec: KVSpec, kind: type[nn.Module] = 
     if not isinstance(model, Decoder):
         raise NotNative("it runs by transformers' own code")
     _check_definition(model)
-    layers = _layers(model)
+    layers = model.layers
     matrices, head = [_find_matrices(layer, kind) for layer in layers], _checked(model.lm_head, kind)
     _check_sizes(model, matrices, head, spec)
     for layer in layers:
@@ -281,7 +280,6 @@ def _check_definition(model: Decoder) -> None:
     for what, it_has in {
         "latents": definition.latent is not None,
         "layers of its own": definition.make_layer is not None or definition.make_body is not None,
-        "norms of rotated heads": definition.head_norms == "rotated",
         "queries that grow in layers without positions": definition.plain_growth is not None,
         "recurrent layers": definition.recurrence is not None,
         "attention with gates": definition.gated,
@@ -292,14 +290,12 @@ def _check_definition(model: Decoder) -> None:
             raise NotNative(f"it has {what}")
 
 
-def _layers(model: Decoder) -> list[DecoderLayer]:
-    return [layer for layer in model.model.layers if isinstance(layer, DecoderLayer)]
-
-
 def _find_matrices(layer: DecoderLayer, kind: type[nn.Module]) -> Matrices:
     mlp, whole = layer.mlp_or_experts, layer.attention.whole
     if not isinstance(mlp, GatedMlp | PlainMlp):
         raise NotNative(f"it has {type(mlp).__name__}, not an MLP")
+    if layer.attention.by_head:
+        raise NotNative("q, k and v of each head are side by side in quantized weights")
     qkv = whole.linear if isinstance(whole, Stack) else whole
     qkv, out, up, down = (_checked(matrix, kind) for matrix in (qkv, layer.attention.parts[0], *mlp.matrices))
     return Matrices(qkv, out, up, down, isinstance(mlp, GatedMlp))
@@ -321,7 +317,9 @@ def _check_norm(module: nn.Module | None, width: int = 0) -> RmsNorm | LayerNorm
 
 
 def _width(norm: RmsNorm | LayerNorm) -> int:
-    return len(norm.weight) if isinstance(norm, RmsNorm) else int(norm.normalized_shape[0])
+    if isinstance(norm, RmsNorm):
+        return norm.width if norm.weight is None else len(norm.weight)
+    return int(norm.normalized_shape[0])
 
 
 def _activation(name: str, mlp: nn.Module) -> native.Activation:
@@ -357,6 +355,7 @@ def _check_sizes(model: Decoder, layers: list[Matrices], head: Any, spec: KVSpec
             raise NotNative(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
     if odd := [layer.down.in_features for layer in layers if layer.gated and layer.down.in_features % PANEL]:
         raise NotNative(f"it has an MLP of {odd[0]} inner values, not a multiple of {PANEL}")
-    embedded = model.model.embed(torch.zeros(1, dtype=torch.int64, device=model.device))
+    first = torch.zeros(1, dtype=torch.int64, device=model.device)
+    embedded = model.model.embed(first, first)
     if (embedded.shape[-1], embedded.dtype) != (hidden, spec.dtype):
         raise NotNative(f"it has an embedding of {embedded.shape[-1]} dimensions in {embedded.dtype}, not {hidden} in {spec.dtype}")

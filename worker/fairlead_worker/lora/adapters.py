@@ -25,7 +25,7 @@ from fairlead_worker.errors import AdapterError
 from fairlead_worker.ipc.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.files import AdapterFiles, Pair, part_of, read_adapter
-from fairlead_worker.lora.layers import adaptable_layers, site_of, sizes_of, unsupported_reason
+from fairlead_worker.lora.layers import adaptable_layers, orders_of, site_of, sizes_of, unsupported_reason
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for
@@ -233,7 +233,9 @@ class AdapterSet:
                     f"{count} adapters are loaded, and at most {self._most} may be: unload one (an adapter that is being replaced counts "
                     "until its requests end), or raise --max-loras",
                 )
-            self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in files.pairs.items()})
+            definition = getattr(self._loaded.model, "definition", None)
+            pairs = files.pairs if definition is None else {definition.rename(path): pair for path, pair in files.pairs.items()}
+            self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in pairs.items()})
         except AdapterError as error:
             return None, error.cause
         except Exception as error:  # an unexpected error in a user's files must not stop the engine
@@ -256,7 +258,9 @@ class AdapterSet:
         assert sizes is not None, "it is not refused"
         if sizes != wanted:
             raise AdapterError(name, uri, f"{path} maps {sizes[0]} to {sizes[1]} values, and the adapter's part {wanted[0]} to {wanted[1]}")
-        return pair if divided is None else part_of(pair, divided.cut)
+        down, up = pair if divided is None else part_of(pair, divided.cut)
+        order = orders_of(model, path)
+        return Pair(down, up if order is None else up[order])
 
     def _install(self, name: str, uri: str, number: int, read: dict[str, Pair]) -> None:
         """Convert the matrices in host memory: the device may have room for the slot only. Raises AdapterError."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -13,9 +14,15 @@ from fairlead_worker.sharding.group import Gathered, Summed
 
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     """Return (in_features, out_features) of a module that acts as a linear layer; None for others."""
-    inputs: Any = getattr(module, "in_features", getattr(module, "nx", None))
-    outputs: Any = getattr(module, "out_features", getattr(module, "nf", None))
+    inputs: Any = getattr(module, "in_features", None)
+    outputs: Any = getattr(module, "out_features", None)
     return (int(inputs), int(outputs)) if inputs and outputs else None
+
+
+def orders_of(model: PreTrainedModel, path: str) -> torch.Tensor | None:
+    """Return the checkpoint's numbers of the outputs of the layer at `path`; None: they have the same order here."""
+    parent, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(parent), "orders", {}).get(name)
 
 
 def site_of(model: PreTrainedModel, path: str) -> nn.Module:

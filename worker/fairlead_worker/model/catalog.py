@@ -119,6 +119,18 @@ _GRANITE_HYBRID: Final = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+_ZAMBA2: Final = {
+    "time_step_min": 1e-6,  # transformers holds it in prompts alone
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "chunk_size": 32,
+    "adapter_rank": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "tie_word_embeddings": True,
+}
 _CHUNKS: Final = {"num_hidden_layers": 4, "attention_chunk_size": 48, "floor_scale": 64, "intermediate_size_mlp": 96}
 _LINEAR: Final = {"layer_types": ["linear_attention", "full_attention"]}
 _DELTA: Final = {
@@ -153,7 +165,7 @@ SERVED: Final[Mapping[str, Family]] = {
         "windows and full attention, soft-capped scores, soft-capped logits",
     ),
     "gemma3": _thorough("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, "native", "windows and full attention"),
-    "gpt2": _thorough("gpt2", _GPT2, "transformers"),
+    "gpt2": _thorough("gpt2", _GPT2, "native"),
     "afmoe": Family("afmoe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
     "apertus": Family("apertus", path="native", mechanisms="llama3 rope"),
     "arcee": Family("arcee", {**_HEADS, "mlp_bias": True}, path="native"),
@@ -162,7 +174,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "bamba": Family("bamba", {**_MAMBA, "attn_layer_indices": [2]}, path="layers", mechanisms="recurrent states"),
     "bitnet": Family("bitnet"),
     "cohere": Family("cohere", path="native"),
-    "cohere with norms of heads": Family("cohere", {"use_qk_norm": True}),
+    "cohere with norms of heads": Family("cohere", {"use_qk_norm": True}, path="native"),
     "cohere2": Family("cohere2", _WINDOWS, path="native", mechanisms="windows and full attention"),
     "cohere_compass (text)": Family(
         "cohere_compass_text",
@@ -293,9 +305,11 @@ SERVED: Final[Mapping[str, Family]] = {
     "glm4": Family("glm4", _HEADS, path="native"),
     "glm4_moe": Family("glm4_moe", {**_HEADS, **_ROUTED}, path="layers", mechanisms="experts"),
     "glm4_moe_lite": Family("glm4_moe_lite", {**_ROUTED, **_LATENT, **_GROUPS}, path="layers", mechanisms="latents, experts"),
-    "gpt-sw3": Family("gpt-sw3", _GPT2),
-    "gpt_bigcode": Family("gpt_bigcode", _GPT2),
-    "gpt_neox": Family("gpt_neox"),
+    "gpt-sw3": Family("gpt-sw3", _GPT2, path="native"),
+    "gpt_bigcode": Family("gpt_bigcode", _GPT2, path="native"),
+    "gpt_bigcode with all keys": Family("gpt_bigcode", {**_GPT2, "multi_query": False}, path="native"),
+    "gpt_neox": Family("gpt_neox", path="native"),
+    "gpt_neox in sequence": Family("gpt_neox", {"use_parallel_residual": False}, path="native"),
     "gpt_oss": Family(
         "gpt_oss",
         {**_HEADS, **_LOCAL, **_WINDOWS},
@@ -307,7 +321,12 @@ SERVED: Final[Mapping[str, Family]] = {
         {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0},
         path="native",
     ),
-    "granite_swa": Family("granite_swa", _WINDOWS, mechanisms="windows and full attention, attention sinks"),
+    "granite_swa": Family(
+        "granite_swa",
+        {**_WINDOWS, "attention_multiplier": 0.25, "layer_rope_theta": [10_000, 0, 5000, 10_000]},
+        "native",
+        "windows and full attention, attention sinks",
+    ),
     "granitemoe": Family("granitemoe", _LOCAL, path="layers", mechanisms="experts"),
     "granitemoe_swa": Family(
         "granitemoe_swa",
@@ -328,7 +347,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "hy_v3": Family("hy_v3", {**_HEADS, **_MOE, **_SHARED}, path="layers", mechanisms="experts"),
     "internlm3": Family("internlm3", _HEADS, path="native"),
     "iquestcoder": Family("iquestcoder", _HEADS, path="native"),
-    "jais2": Family("jais2", _HEADS),
+    "jais2": Family("jais2", _HEADS, path="native"),
     "jamba": Family(
         "jamba",
         {"num_hidden_layers": 4, "num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 2},
@@ -417,7 +436,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "modernbert-decoder": Family(
         "modernbert-decoder", {"local_attention": 96, "num_hidden_layers": 4, "pad_token_id": 0}, mechanisms="windows and full attention"
     ),
-    "nanochat": Family("nanochat", mechanisms="soft-capped logits"),
+    "nanochat": Family("nanochat", path="native", mechanisms="soft-capped logits"),
     "nemotron": Family("nemotron", {**_HEADS, "partial_rotary_factor": 0.5, "mlp_bias": True}, path="native"),
     "nemotron_h": Family(
         "nemotron_h",
@@ -450,8 +469,9 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
     "olmoe": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}, path="layers", mechanisms="experts"),
     "olmoe, clipped": Family("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 1.5}, mechanisms="experts"),
-    "opt": Family("opt", _OPT),
-    "persimmon": Family("persimmon"),
+    "opt": Family("opt", _OPT, path="native"),
+    "opt with norms after": Family("opt", {**_OPT, "do_layer_norm_before": False}),
+    "persimmon": Family("persimmon", path="native"),
     "phi": Family("phi", path="native"),
     "phi with norms of heads": Family("phi", {"qk_layernorm": True}, path="native"),
     "phi3": Family("phi3", {"pad_token_id": 0}, path="native"),
@@ -480,9 +500,24 @@ SERVED: Final[Mapping[str, Family]] = {
     "vaultgemma": Family(
         "vaultgemma",
         {**_GEMMA, "attn_logit_softcapping": 5.0},
-        mechanisms="windows and full attention, soft-capped scores, soft-capped logits",
+        "native",
+        "windows and full attention, soft-capped scores, soft-capped logits",
     ),
     "youtu": Family("youtu", _LATENT, path="layers", mechanisms="latents"),
+    "zamba2": Family(
+        "zamba2",
+        {
+            **_ZAMBA2,
+            "num_hidden_layers": 7,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid", "hybrid", "linear_attention"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        path="layers",
+        mechanisms="recurrent states, tied head",
+    ),
+    "zamba2 with one block": Family("zamba2", _ZAMBA2, path="layers", mechanisms="recurrent states, tied head"),
     "tied qwen2": Family("qwen2", {"tie_word_embeddings": True}, "native", mechanisms="tied head"),
     "lfm2": Family(
         "lfm2",

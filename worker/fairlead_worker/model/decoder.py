@@ -19,7 +19,7 @@ from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.layers.causal import CausalAttention
 from fairlead_worker.model.layers.latent import PLAN, LatentAttention
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.rotary import Rope, StepRotation
 from fairlead_worker.model.layers.stack import Projections
 from fairlead_worker.model.rope import find_frequencies
@@ -34,7 +34,7 @@ class DecoderLayer(nn.Module):
         self.definition, self.rope = definition, definition.ropes[index]
         if definition.has_attention(index):
             place = sum(map(definition.has_attention, range(index)))
-            self.add_module(definition.attention_name, make_attention(definition, index, place))
+            self._modules[definition.attention_name] = make_attention(definition, index, place)  # GPT-NeoX calls it as the property here
         if (recurrence := definition.recurrence) is not None and definition.is_recurrent(index):
             self.add_module(recurrence.name, recurrence.make(index, sum(map(definition.is_recurrent, range(index)))))
         self.attends, self.recurs = definition.has_attention(index), definition.is_recurrent(index)
@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
     @property
     def attention(self) -> Any:
         """Return its `CausalAttention`; it has one if `attends`."""
-        return self.get_submodule(self.definition.attention_name)
+        return self._modules[self.definition.attention_name]
 
     @property
     def recurrent(self) -> Any:
@@ -81,7 +81,8 @@ class DecoderLayer(nn.Module):
             return add_norm(self._feed(normed), residual, following, scale)
         update = self._mix(normed, rotation, context)
         if self.definition.parallel:
-            return add_norm(update + self._feed(normed), residual, following, scale)
+            own = self.norm_of(names.before_mlp)
+            return add_norm(update + self._feed(normed if own is None else own(residual)), residual, following, scale)
         if (after := self.norm_of(names.after_attention)) is not None:
             update = after(update)
         if not self.feeds:
@@ -105,7 +106,7 @@ class DecoderLayer(nn.Module):
     def _feed(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, or of transformers' experts, which take [1, T, width] and may also return their routes."""
         mlp = self.mlp_or_experts
-        if isinstance(mlp, GatedMlp | PlainMlp | StackedMlp):
+        if isinstance(mlp, GatedMlp | PlainMlp):
             out: torch.Tensor = mlp(states)
         else:
             answer = mlp(states[None])
@@ -128,17 +129,20 @@ def make_attention(definition: Definition, index: int, place: int) -> CausalAtte
         output_bias=definition.output_bias,
         stacked=definition.stacked,
         sinks=definition.sinks,
-        head_norms="none" if definition.head_norms == "rotated" and definition.ropes[index] is None else definition.head_norms,
+        head_norms="none" if definition.rotates_first and definition.ropes[index] is None else definition.head_norms,
+        make_head_norm=definition.make_head_norm,
         rotates_first=definition.rotates_first,
+        by_head=definition.by_head,
         gated=definition.gated,
         names=definition.attention_names,
     )
 
 
-def make_mlp(definition: Definition) -> GatedMlp:
-    return GatedMlp(
-        definition.width, definition.inner, definition.activation, definition.mlp_bias, definition.stacked or definition.stacked_mlp
-    )
+def make_mlp(definition: Definition) -> GatedMlp | PlainMlp:
+    width, inner, activation, bias = definition.width, definition.inner, definition.activation, definition.mlp_bias
+    if definition.plain_mlp is not None:
+        return PlainMlp(width, inner, activation, bias, definition.plain_mlp)
+    return GatedMlp(width, inner, activation, bias, definition.stacked or definition.stacked_mlp)
 
 
 def add_norm(update: torch.Tensor, residual: torch.Tensor, norm: nn.Module | None, scale: float = 1.0) -> torch.Tensor:
@@ -169,6 +173,9 @@ class Body(nn.Module):
         super().__init__()
         self.definition = definition
         self.add_module(definition.embedding_name, nn.Embedding(definition.config.vocab_size, definition.width))
+        if definition.positions_name:
+            rows = definition.config.max_position_embeddings + definition.first_position
+            self.add_module(definition.positions_name, nn.Embedding(rows, definition.width))
         make = definition.make_layer or DecoderLayer
         self.layers = nn.ModuleList(make(definition, index) for index in range(len(definition.windows)))
         self.add_module(definition.norm_name, definition.make_norm(definition.width))
@@ -183,15 +190,26 @@ class Body(nn.Module):
     def last_norm(self) -> nn.Module:
         return self.get_submodule(self.definition.norm_name)
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return [T, width] of token ids [T], as the first layer reads them."""
-        states: torch.Tensor = self.embedding(tokens)
-        scale = self.definition.embedding_scale
-        return _scaled(states, _rounded(scale, states.dtype) if self.definition.rounds_embedding_scale else scale)
+    def attentions(self) -> Iterator[tuple[int, CausalAttention | LatentAttention]]:
+        """Yield the number of the layer of each attention, and the attention."""
+        for number, layer in enumerate(self.layers):
+            for module in layer.modules():
+                if isinstance(module, CausalAttention | LatentAttention):
+                    yield number, module
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] of token ids and positions [T], as the first layer reads them."""
+        definition, states = self.definition, self.embedding(tokens)
+        if definition.positions_name:
+            states = states + self._modules[definition.positions_name](positions + definition.first_position)  # type: ignore[misc]  # it is there
+        if definition.norms_embedding:
+            states = self.last_norm(states)
+        scale = definition.embedding_scale
+        return _scaled(states, _rounded(scale, states.dtype) if definition.rounds_embedding_scale else scale)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Return hidden states [T, width] after the final norm, of token ids and positions [T]."""
-        residual = self.embed(tokens)
+        residual = self.embed(tokens, positions)
         rotations = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
         first, *following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in self.layers), self.last_norm]  # type: ignore[operator,union-attr]  # all are DecoderLayer
         states = residual if first is None else first(residual)
@@ -247,27 +265,26 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         return {} if self.definition.recurrence is None else dict(find_styles(self))
 
     @property
+    def layers(self) -> list[DecoderLayer]:
+        """Return its layers, but for those of a family's own class."""
+        return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
+
+    @property
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer with attention needs of it; of a sharded model, this rank's part."""
-        return tuple(attention.spec for _, attention in self._attentions())
+        return tuple(attention.spec for _, attention in self.model.attentions())
 
     @property
     def attending(self) -> list[int]:
         """Return the number of the layer of each attention."""
-        return [number for number, _ in self._attentions()]
-
-    def _attentions(self) -> Iterator[tuple[int, CausalAttention | LatentAttention]]:
-        for number, layer in enumerate(self.model.layers):
-            for module in layer.modules():
-                if isinstance(module, CausalAttention | LatentAttention):
-                    yield number, module
+        return [number for number, _ in self.model.attentions()]
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
         """Return what recurrent layers keep of a request, in the order of their indices."""
         found: list[StateSpec] = []
-        for layer in self.model.layers:
-            if isinstance(layer, DecoderLayer) and layer.recurs:
+        for layer in self.layers:
+            if layer.recurs:
                 found += getattr(layer.recurrent, "states", None) or (layer.recurrent.state,)
         return tuple(found)
 
@@ -281,7 +298,8 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         for kind in dict.fromkeys(kind for kind in definition.ropes if kind is not None):
             frequencies, scale = find_frequencies(definition.config, kind, definition.head_dim, definition.partial_rope, limit)
             growth = definition.growth if definition.growth and definition.growth.length < limit else None
-            self.model.ropes[kind] = Rope(frequencies.to(self.device), scale, definition.interleaved, growth)
+            frequencies = (-frequencies if definition.backward else frequencies).to(self.device)
+            self.model.ropes[kind] = Rope(frequencies, scale, definition.interleaved, growth)
         if definition.plain_growth is not None:
             self.model.ropes[None] = Rope(torch.empty(0, device=self.device), growth=definition.plain_growth)
 

@@ -1,7 +1,8 @@
 """What all of a family's decoders compute, as data: torch modules (`decoder.py`) and the native library are built from it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ class Recurrence(NamedTuple):
     """Whether these layers have attention too, which reads the same norm; the outputs are added together."""
     scale: float = 1.0
     """Factor of its output."""
+    activation: str = ""
+    """Of its input; empty: the config's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class Definition:
     """Returns a norm over so many dimensions."""
     norms: NormNames = BEFORE
     head_norms: HeadNorms = "none"
+    make_head_norm: Callable[[int], nn.Module] | None = None
+    """Returns a norm of `head_norms`; None: `make_norm` does."""
     rotates_first: bool = False
     """Queries and keys are rotated before their norms."""
     gated: bool = False
@@ -74,7 +79,15 @@ class Definition:
     attention_names: AttentionNames = LLAMA
     attention_scale: float = 1.0
     """Factor of the output of attention."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of what checkpoints and adapters call a part -> what it is called here."""
     embedding_name: str = "embed_tokens"
+    positions_name: str = ""
+    """Of the embedding of positions, which is added to that of tokens; empty: there is none."""
+    first_position: int = 0
+    """The row of that embedding for a text's first token."""
+    norms_embedding: bool = False
+    """The last norm, which has no weights, is also of the embedding."""
     norm_name: str = "norm"
     """Of the last norm."""
     recurrence: Recurrence | None = None
@@ -87,19 +100,25 @@ class Definition:
     head_bias: bool = False
     stacked: bool = False
     """The checkpoint has q, k and v in one matrix, and gate and up in another."""
+    by_head: bool = False
+    """In that matrix q, k and v of a head follow each other (GPT-NeoX)."""
+    transposed: bool = False
+    """The checkpoint has the layers' matrices as [inputs, outputs] (GPT-2)."""
     stacked_mlp: bool = False
     """The checkpoint has gate and up in one matrix."""
     make_layer: "Callable[[Definition, int], nn.Module] | None" = None
     """Returns the layer of a number; None: a `DecoderLayer`."""
     make_body: "Callable[[Definition], nn.Module] | None" = None
     """Returns the model without its head; None: a `Body`."""
+    plain_mlp: tuple[str, str] | None = None
+    """Names of the two matrices of an MLP without a gate; None: it has a gate."""
     make_mlp: Callable[[int], nn.Module | None] | None = None
-    """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp`."""
+    """Returns the MLP or experts of a layer, or None if it has none; None: each layer has a `GatedMlp` or `PlainMlp`."""
     mlp_name: str = "mlp"
     shared_mlp: tuple[str, Callable[[], nn.Module]] | None = None
     """Name of a second MLP, whose output is added, and what makes it."""
     parallel: bool = False
-    """Attention and MLP read the same norm (GPT-J); their outputs are added together."""
+    """Attention and MLP read the same residual (GPT-J), by one norm or each by its own; their outputs are added together."""
     windows: tuple[int | None, ...]
     """Of each layer: tokens that a token sees; None: all before it."""
     chunks: tuple[int | None, ...] = ()
@@ -108,6 +127,8 @@ class Definition:
     """Of each layer: the kind of its rope in the config's `rope_parameters`; empty: the only one; None: no positions."""
     interleaved: bool = False
     """See `Rope`."""
+    backward: bool = False
+    """Heads are turned the other way."""
     growth: QueryGrowth | None = None
     """See `Rope`."""
     plain_growth: QueryGrowth | None = None
@@ -179,6 +200,12 @@ class Definition:
             "scaling": 1.0,
         }
         return cls(**(usual | different))
+
+    def rename(self, name: str) -> str:
+        """Return the name here of a part that a checkpoint or an adapter calls `name`."""
+        for theirs, ours in self.names.items():
+            name = re.sub(theirs, ours, name)
+        return name
 
     def is_recurrent(self, layer: int) -> bool:
         return self.recurrence is not None and self.recurrence.layers[layer]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.lowbit.experts import LowBitExperts, find_route, multiply_exactly, sum_choices
 from fairlead_worker.model.lowbit.linear import LowBitLinear
@@ -51,8 +50,6 @@ def reader_of(layer: nn.Module) -> Read | None:
         return layer.widen
     if isinstance(layer, LowBitLinear):
         return lambda begin, end: layer.part(begin, end).numbers()
-    if isinstance(layer, Conv1D):
-        return lambda begin, end: weight[:, begin:end].T.float()
     if isinstance(layer, nn.Linear) and (type(layer).forward is nn.Linear.forward or getattr(layer, "rounds", False)):  # no router
         if type(weight) in PLAIN:
             return lambda begin, end: weight[begin:end].float()
@@ -62,7 +59,7 @@ def reader_of(layer: nn.Module) -> Read | None:
 
 def _multiplier(layer: Any, read: Read) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the forward of a linear layer in float32."""
-    outputs: int = layer.nf if isinstance(layer, Conv1D) else layer.out_features
+    outputs: int = layer.out_features
     bias = None if layer.bias is None else layer.bias.float()
     in_parts = type(layer) is not nn.Linear or type(layer.weight) in PLAIN  # a library's numbers are widened as a whole
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.fused.experts import is_experts
 from fairlead_worker.model.lowbit.experts import sum_choices
@@ -87,7 +86,7 @@ def fix_rows(model: PreTrainedModel) -> int:
         named: Any = layer
         if model.device.type == "cpu" and type(layer).__name__.lower().endswith("router"):
             named.forward = FixedRouter(named.forward, rows)
-        elif isinstance(layer, nn.Linear | Conv1D | LowBitLinear):
+        elif isinstance(layer, nn.Linear | LowBitLinear):
             named.forward, fixed = FixedRows(named.forward, rows), fixed + 1
         elif model.device.type == "cpu" and is_experts(layer):
             named.forward = FixedExperts(named.forward, rows)

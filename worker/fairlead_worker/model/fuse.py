@@ -10,13 +10,11 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
-from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
-from fairlead_worker.model.acceptance import find_refusal, sample_input
-from fairlead_worker.model.decoder import Decoder, DecoderLayer
+from fairlead_worker.model.acceptance import find_refusal
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.exact import widened
 from fairlead_worker.model.fused import sums
 from fairlead_worker.model.fused.changes import Changes, Unfused
@@ -104,7 +102,7 @@ def _fuse_norms(model: Decoder, library: Library, changes: Changes) -> None:
     for norm in model.modules():
         if isinstance(norm, RmsNorm):
             changes.set(norm, "kernels", library)
-    for layer in _layers(model):
+    for layer in model.layers:
         names = layer.definition.norms
         readers = [layer.attention] if layer.attends and not layer.recurs else []
         pairs = [(names.before_attention, reader) for reader in readers] + [(names.before_mlp, layer.mlp_or_experts)] * layer.feeds
@@ -120,7 +118,7 @@ def _fuse_sums(model: Decoder, changes: Changes) -> None:
     if reason := sums.unsupported(group):
         raise Unfused(reason)
     made = sums.RankSum(sums.load_library(), group, model.definition.width, model.dtype)
-    layers = _layers(model)
+    layers = model.layers
     following = [*(layer.norm_of(layer.definition.norms.before_attention) for layer in layers[1:]), model.model.last_norm]
     for layer, next_norm in zip(layers, following, strict=True):
         names = layer.definition.norms
@@ -157,10 +155,6 @@ def _fuse_ropes(model: Decoder, library: Library, limit: int, changes: Changes) 
         changes.set(rope, "kernels", library)
 
 
-def _layers(model: Decoder) -> list[DecoderLayer]:
-    return [layer for layer in model.model.layers if isinstance(layer, DecoderLayer)]
-
-
 def _failure(work: Callable[[], None], group: Group | None) -> str:
     """Return why `work` fails, on this rank or on another; empty: it does not."""
     failure = ""
@@ -174,25 +168,3 @@ def _failure(work: Callable[[], None], group: Group | None) -> str:
 def _shown(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1][:200] if lines else 'no reason given'}"
-
-
-@torch.inference_mode()
-def fuse_activations(model: PreTrainedModel) -> int:
-    """Replace GELU's tanh formula, spelt out in eight operators (GPT-2, Phi), by torch's own, in place; return how many.
-
-    A prefill of 128 tokens by GPT-2's 124M shape took 77 ms on two cores, 9 of them for this. Each is compared with what it replaces.
-    """
-    sites = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) in (NewGELUActivation, FastGELUActivation) and not child._forward_hooks
-    ]
-    if not sites:
-        return 0
-    fused, values = nn.GELU(approximate="tanh"), 4 * sample_input(1024, model.get_input_embeddings().weight)
-    exact = fused(values.float())
-    sites = [(parent, name) for parent, name in sites if not find_refusal(fused(values), getattr(parent, name)(values), exact)]
-    for parent, name in sites:
-        setattr(parent, name, nn.GELU(approximate="tanh"))
-    return len(sites)

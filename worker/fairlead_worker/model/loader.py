@@ -27,7 +27,7 @@ from fairlead_worker.model.formats.choose import (
 )
 from fairlead_worker.model.formats.experts import keep_experts
 from fairlead_worker.model.formats.gguf import GgufBlocks, GgufWeights
-from fairlead_worker.model.fuse import KINDS, fuse_activations, fuse_layers
+from fairlead_worker.model.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.lowbit.choose import choose_rounder
@@ -41,7 +41,6 @@ from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.reading import read_model
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
-from fairlead_worker.model.wrappers import text_names
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards, Unshardable
 from fairlead_worker.sharding.weights import open_tensors
@@ -160,7 +159,6 @@ def load_model(
         raise ModelLoadError(uri, str(error)) from error
     except Exception as error:  # whatever a family's own code raises
         raise ModelLoadError(uri, f"unsupported architecture: {type(model).__name__} does not run: {error}") from error
-    fuse_activations(model)
     in_blocks = isinstance(form, GgufBlocks) and form.keeps
     if in_blocks:
         logger.info("linear layers stay in the blocks of %s", plan.gguf)
@@ -241,7 +239,7 @@ def _read(
     config, torch_dtype, experts = plan.config, plan.dtype, None
     try:
         blocks = None if plan.gguf is None else GgufBlocks(GgufWeights(read_gguf(plan.gguf, texts=False), config), config)
-        with open_tensors(folder, plan.files, text_names if plan.is_wrapped else None) as opened:
+        with open_tensors(folder, plan.files, plan.rename) as opened:
             tensors = opened if blocks is None else blocks.weights
             form: Format | None = blocks or read_format(uri, config, tensors, quantization)
             further = {} if form is not None else quantize_arguments(uri, quantization, device)

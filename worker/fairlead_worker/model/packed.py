@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.acceptance import find_refusal, sample_input
 from fairlead_worker.model.layers.heads import HeadLinear
@@ -98,7 +97,7 @@ def pack_linears(model: nn.Module, quantization: str = "none") -> int:
             else "their weights are of a library's own kind",
         )
         return 0
-    make = maker_for([_weight(getattr(parent, name)) for parent, name, _ in sites], [kind for _, _, kind in sites])
+    make = maker_for([getattr(parent, name).weight for parent, name, _ in sites], [kind for _, _, kind in sites])
     if make is None:
         logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked and slow", cpu_level())
         return 0
@@ -115,7 +114,7 @@ def pack_linears(model: nn.Module, quantization: str = "none") -> int:
 
 
 def _packable(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, Conv1D) and is_plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
+    return type(layer) is nn.Linear and is_plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
 def maker_for(weights: Sequence[torch.Tensor], quantizations: Sequence[str] | None = None) -> Make | None:
@@ -131,18 +130,10 @@ def maker_for(weights: Sequence[torch.Tensor], quantizations: Sequence[str] | No
     return lambda weight, bias, quantization="none": NativeLinear(weight, bias, quantization=quantization, arena=arena)
 
 
-def _weight(layer: nn.Module) -> torch.Tensor:
-    """Return the weight as [out_features, in_features]."""
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.T if isinstance(layer, Conv1D) else weight
-
-
 @torch.inference_mode()
-def _pack(layer: nn.Module, make: Make, quantization: str) -> nn.Module:
+def _pack(layer: nn.Linear, make: Make, quantization: str) -> nn.Module:
     """Return the packed layer. Raises RuntimeError if it cannot be made or gives other numbers."""
-    weight, bias = _weight(layer), layer.bias
-    assert bias is None or isinstance(bias, torch.Tensor)
+    weight, bias = layer.weight, layer.bias
     packed = make(weight, bias, quantization)
     inputs = sample_input(weight.shape[1], weight)
     if quantization == "none":

@@ -12,14 +12,16 @@ from transformers import AutoConfig, PreTrainedConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.dtype import choose_dtype
+from fairlead_worker.model.families.registry import find_definition
 from fairlead_worker.model.formats.choose import check_checkpoint, ignore_kv_scheme
 from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.model.packed import DTYPES
 from fairlead_worker.model.rope import max_model_len as context_length
-from fairlead_worker.model.wrappers import plain_config
+from fairlead_worker.model.wrappers import plain_config, text_names
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
+from fairlead_worker.sharding.weights import Rename
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,14 @@ class LoadPlan:
     gguf: Path | None
     """The GGUF file with the weights; None: `files` have them."""
     files: list[str]
+
+    @property
+    def rename(self) -> Rename | None:
+        """Return what chooses the decoder's tensors in the files, and names them as here; None: they are taken as they are."""
+        if self.is_wrapped:
+            return text_names
+        definition = find_definition(self.config)
+        return None if definition is None else lambda names: {name: definition.rename(name) for name in names}
 
 
 def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_model_len: int, quantization: str, ranks: int) -> LoadPlan:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from fairlead_worker.model.families.registry import model_class
+from fairlead_worker.model.families.registry import find_definition, model_class
 from fairlead_worker.model.formats.base import Format, find_pending, relative, widen_weights
 from fairlead_worker.model.formats.experts import KeptExperts
 from fairlead_worker.sharding.scales import Groups
@@ -50,6 +50,10 @@ def read_model(
     parts = None if shards is None else {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
     tensors = tensors if parts is None else parts
     state = dict(tensors) if form is None else widen_weights(form, tensors, dtype, device)
+    if (definition := find_definition(config)) is not None and definition.transposed:
+        if form is not None:
+            raise ValueError("its matrices are transposed, and quantized")
+        state = {name: Transposed(tensor) if _is_matrix(name, tensor) else tensor for name, tensor in tensors.items()}
     source: Mapping[str, Any] = {"pretrained_model_name_or_path": None, "state_dict": state}
     if hasattr(config, "quantization_config"):  # of torchao: the files say more than the names of tensors
         source = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
@@ -78,6 +82,20 @@ def read_model(
         if experts is not None:
             experts.place(model, tensors)
     return model.eval().requires_grad_(False), info
+
+
+class Transposed(NamedTuple):
+    """Replaces a safetensors slice of a matrix [inputs, outputs]."""
+
+    tensor: Any
+
+    def __getitem__(self, index: object) -> torch.Tensor:  # type: ignore[override]  # transformers asks for all of it
+        return torch.transpose(self.tensor[...], 0, 1).contiguous()
+
+
+def _is_matrix(name: str, tensor: Any) -> bool:
+    """Return whether a slice is the matrix of a layer."""
+    return "layers." in name and name.endswith(".weight") and len(tensor.get_shape()) == 2
 
 
 class _Bar:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from fairlead_worker.model.layers.causal import CausalAttention
-from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp, StackedMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.sharding.shards import COLUMNS, HALVES, RECURRENT, REPLICATE, ROWS
 
 
@@ -23,8 +23,9 @@ def find_styles(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield f"{path}.{module.names.output}", last
         elif isinstance(module, GatedMlp):
             yield from ((f"{path}.{name}", COLUMNS) for name in module.PARTS)
+            yield f"{path}.{module.STACK}", HALVES
             yield f"{path}.{module.DOWN}", ROWS
-        elif isinstance(module, PlainMlp | StackedMlp):
+        elif isinstance(module, PlainMlp):
             first, last = module.names
-            yield f"{path}.{first}", COLUMNS if isinstance(module, PlainMlp) else HALVES
+            yield f"{path}.{first}", COLUMNS
             yield f"{path}.{last}", ROWS

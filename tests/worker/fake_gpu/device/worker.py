@@ -24,7 +24,6 @@ from fairlead_worker.model.families.registry import model_class
 from fairlead_worker.model.formats.base import replace_module
 from fairlead_worker.model.formats.choose import quantize_arguments
 from fairlead_worker.model.formats.experts import KeptExperts, find_experts
-from fairlead_worker.model.fuse import fuse_activations
 from fairlead_worker.model.fused.experts import activation_of
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.lowbit import choose, int4, rows
@@ -104,7 +103,7 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(patch("fairlead_worker.sampling.device_filters.flashinfer_library.library", lambda: library))
         patches.enter_context(patch("fairlead_worker.model.fused.sums.load_library", lambda: FakeSums(gpu)))
         patches.enter_context(patch("fairlead_worker.model.fused.sums.unsupported", lambda group: ""))
-        for name in ("model.layers.stack", "model.connect"):
+        for name in ("model.layers.causal", "model.layers.stack", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.exact.PLAIN", (FakeTensor, nn.Parameter)))
         for name in ("model.fuse", "model.fused.experts"):
@@ -157,7 +156,6 @@ def make_model(
     vocabulary = model.get_input_embeddings().weight.shape[0]
     text = TrialText.random(vocabulary)
     reference = Reference(text, *(torch.zeros(sum(LENGTHS), LIKELY, dtype=dtype, device=CUDA) for dtype in (torch.int64, torch.float32)))
-    fuse_activations(model)
     return LoadedModel(
         model=model,
         layers=layers,

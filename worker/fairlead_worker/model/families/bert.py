@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairlead_worker.model.layers.attention import Attention
-from fairlead_worker.model.layers.mlp import ACTIVATIONS, Mlp
+from fairlead_worker.model.layers.mlp import ACTIVATIONS, PlainMlp
 from fairlead_worker.model.layers.texts import PackedTexts
 
 
@@ -76,7 +76,7 @@ class BertLayer(nn.Module):
         super().__init__()
         self.attention = Attention(config.hidden_size, config.num_attention_heads)
         self.attention_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.hidden_act)
+        self.mlp = PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, True, ("up", "down"))
         self.mlp_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, states: torch.Tensor, texts: PackedTexts) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from fairlead_worker.model.definition import AROUND, Definition, windows_of
+from fairlead_worker.model.definition import AROUND, Definition, NormNames, windows_of
 from fairlead_worker.model.layers.norm import RmsNorm
 
 
@@ -22,14 +22,21 @@ def gemma(config: Any, **different: Any) -> Definition:
 def gemma2(config: Any, **different: Any) -> Definition:
     return gemma(
         config,
-        activation=config.hidden_activation,
-        norms=AROUND,
-        windows=windows_of(config),
-        scaling=config.query_pre_attn_scalar**-0.5,
-        softcap=config.attn_logit_softcapping,
-        logits_softcap=config.final_logit_softcapping,
-        **different,
+        **{
+            "activation": config.hidden_activation,
+            "norms": AROUND,
+            "windows": windows_of(config),
+            "scaling": config.query_pre_attn_scalar**-0.5,
+            "softcap": config.attn_logit_softcapping,
+            "logits_softcap": config.final_logit_softcapping,
+            **different,
+        },
     )
+
+
+def vaultgemma(config: Any) -> Definition:
+    """Norms before the sublayers alone."""
+    return gemma2(config, norms=NormNames(before_attention="input_layernorm", before_mlp="pre_feedforward_layernorm"))
 
 
 def gemma3(config: Any) -> Definition | None:

@@ -63,7 +63,7 @@ class GemmaBody(Body):
             )
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
-        states, shared = self.embed(tokens), SharedKv()
+        states, shared = self.embed(tokens, positions), SharedKv()
         own = self._own(tokens, states) if self.inner else [None] * len(self.layers)
         rotations = {kind: rope.at(positions) for kind, rope in self.ropes.items()}
         if self.inputs > 1:

@@ -8,15 +8,11 @@ from torch import nn
 from fairlead_worker.model.definition import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.causal import AttentionNames
-from fairlead_worker.model.layers.mlp import GatedMlp
+from fairlead_worker.model.layers.mlp import GatedMlp, MlpNames
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.short_convolution import ShortConvolution
 
-
-class Lfm2Mlp(GatedMlp):
-    """A gated MLP by LFM2's names."""
-
-    PARTS, DOWN = ("w1", "w3"), "w2"
+NAMES = MlpNames("w1", "w3", "w2")
 
 
 def lfm2(config: Any) -> Definition:
@@ -25,12 +21,13 @@ def lfm2(config: Any) -> Definition:
         inner, unit = int(2 * inner / 3), config.block_multiple_of
         if config.block_ffn_dim_multiplier is not None:
             inner = -(-int(config.block_ffn_dim_multiplier * inner) // unit) * unit
-    return _lfm2(config, lambda _: Lfm2Mlp(config.hidden_size, inner, "silu"))
+    return _lfm2(config, lambda _: GatedMlp(config.hidden_size, inner, "silu", names=NAMES))
 
 
 def lfm2_moe(config: Any) -> Definition:
     experts, dense = make_experts(config, "feed_forward"), config.num_dense_layers
-    return _lfm2(config, lambda layer: Lfm2Mlp(config.hidden_size, config.intermediate_size, "silu") if layer < dense else experts(layer))
+    inner = config.intermediate_size
+    return _lfm2(config, lambda layer: GatedMlp(config.hidden_size, inner, "silu", names=NAMES) if layer < dense else experts(layer))
 
 
 def _lfm2(config: Any, make_mlp: Any) -> Definition:

@@ -6,8 +6,7 @@ from typing import Any
 
 from fairlead_worker.model.definition import AFTER, Definition, NormNames, windows_of
 from fairlead_worker.model.layers.causal import AttentionNames
-from fairlead_worker.model.layers.mlp import PlainMlp
-from fairlead_worker.model.layers.norm import LayerNorm
+from fairlead_worker.model.layers.norm import LayerNorm, RmsNorm
 from fairlead_worker.model.layers.rotary import QueryGrowth
 
 
@@ -86,21 +85,31 @@ def olmo3(config: Any) -> Definition:
 
 def arcee(config: Any) -> Definition:
     """A squared ReLU without a gate (AFM)."""
-    biased = bool(config.mlp_bias)
-    names = ("up_proj", "down_proj")
+    return Definition.read(config, plain_mlp=("up_proj", "down_proj"))
+
+
+def nanochat(config: Any) -> Definition:
+    """Norms without weights, of the embedding and of rotated heads too, and a squared ReLU without a gate (Karpathy 2025)."""
     return Definition.read(
-        config, make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, biased, names)
+        config,
+        make_norm=partial(RmsNorm, eps=config.rms_norm_eps, weight=False),
+        norms_embedding=True,
+        head_norms="each",
+        rotates_first=True,
+        backward=True,
+        plain_mlp=("fc1", "fc2"),
+        logits_softcap=config.final_logit_softcapping,
     )
 
 
 def apertus(config: Any) -> Definition:
     """An MLP without a gate, with xIELU (Apertus, 2025)."""
-    names = ("up_proj", "down_proj")
     return Definition.read(
         config,
         norms=NormNames(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
         head_norms="each",
-        make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, False, names),
+        mlp_bias=False,
+        plain_mlp=("up_proj", "down_proj"),
     )
 
 
@@ -125,5 +134,6 @@ def starcoder2(config: Any) -> Definition:
         make_norm=partial(LayerNorm, eps=config.norm_epsilon),
         bias=biased,
         output_bias=biased,
-        make_mlp=lambda _: PlainMlp(config.hidden_size, config.intermediate_size, config.hidden_act, biased, ("c_fc", "c_proj")),
+        mlp_bias=biased,
+        plain_mlp=("c_fc", "c_proj"),
     )

@@ -3,6 +3,7 @@
 The router's score is a factor of an expert's input, not of its output.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 
 from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.layers.mlp import GatedMlp
+from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import QueryGrowth
 
 
@@ -77,7 +79,9 @@ def llama4(config: Any) -> Definition:
         chunks=tuple(chunk if kind == "chunked_attention" else None for kind in config.layer_types),
         ropes=tuple("" if has_positions else None for has_positions in positions),
         interleaved=True,
-        head_norms="rotated" if config.use_qk_norm else "none",
+        head_norms="each" if config.use_qk_norm else "none",
+        make_head_norm=partial(RmsNorm, eps=config.rms_norm_eps, weight=False),
+        rotates_first=True,
         plain_growth=growth,
         mlp_name="feed_forward",
         make_mlp=make_mlp,

@@ -6,7 +6,7 @@ from typing import Any
 from fairlead_worker.model.definition import Definition, NormNames, Recurrence
 from fairlead_worker.model.families.experts import make_experts
 from fairlead_worker.model.layers.mamba1 import Mamba1
-from fairlead_worker.model.layers.norm import PlainRmsNorm, RmsNorm
+from fairlead_worker.model.layers.norm import RmsNorm
 
 
 def mamba(config: Any, make_norm: Any = None) -> Definition:
@@ -34,7 +34,7 @@ def mamba(config: Any, make_norm: Any = None) -> Definition:
 
 def falcon_mamba(config: Any) -> Definition:
     """Norms without weights of steps, B and C (Zuo et al. 2024)."""
-    return mamba(config, lambda _: PlainRmsNorm(config.mixer_rms_eps))
+    return mamba(config, partial(RmsNorm, eps=config.mixer_rms_eps, weight=False))
 
 
 def jamba(config: Any) -> Definition:

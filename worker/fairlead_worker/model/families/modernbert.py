@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from fairlead_worker.model.layers.attention import Attention
-from fairlead_worker.model.layers.mlp import ACTIVATIONS, Mlp
-from fairlead_worker.model.layers.rotary import Rotation, rotation
+from fairlead_worker.model.layers.mlp import ACTIVATIONS, GatedMlp, MlpNames
+from fairlead_worker.model.layers.rotary import Rope, StepRotation
 from fairlead_worker.model.layers.texts import PackedTexts
+from fairlead_worker.model.rope import find_frequencies
 
 
 class ModernBert(nn.Module):
@@ -36,7 +37,7 @@ class ModernBert(nn.Module):
         self.final_norm = _norm(config)
         self.head = ModernBertHead(config, labels) if labels else None
         self.head_dim = width // config.num_attention_heads
-        self.thetas = {kind: float(config.rope_parameters[kind]["rope_theta"]) for kind in set(config.layer_types)}
+        self.config = config
         self.max_length = int(config.max_position_embeddings)
         """Tokens of the longest text."""
 
@@ -51,7 +52,10 @@ class ModernBert(nn.Module):
 
     def forward(self, texts: PackedTexts) -> torch.Tensor:
         """Return hidden states [tokens, width]."""
-        rotations = {kind: rotation(texts.positions, self.head_dim, theta) for kind, theta in self.thetas.items()}
+        rotations = {}
+        for kind in set(self.config.layer_types):
+            frequencies, scale = find_frequencies(self.config, kind, self.head_dim, False, self.max_length)
+            rotations[kind] = Rope(frequencies.to(texts.positions.device), scale).at(texts.positions)
         states = self.embedding_norm(self.words(texts.tokens))
         for layer in self.layers:
             states = layer(states, texts, rotations[layer.kind])
@@ -74,9 +78,10 @@ class ModernBertLayer(nn.Module):
         self.attention_norm = _norm(config) if has_norm else nn.Identity()
         self.attention = Attention(config.hidden_size, config.num_attention_heads, config.attention_bias, window)
         self.mlp_norm = _norm(config)
-        self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.hidden_activation, config.mlp_bias, gated=True)
+        names, inner = MlpNames(stack="up", down="down"), config.intermediate_size
+        self.mlp = GatedMlp(config.hidden_size, inner, config.hidden_activation, config.mlp_bias, stacked=True, names=names)
 
-    def forward(self, states: torch.Tensor, texts: PackedTexts, rotation: Rotation) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, texts: PackedTexts, rotation: StepRotation) -> torch.Tensor:
         """Return [tokens, width] for states [tokens, width]."""
         states = states + self.attention(self.attention_norm(states), texts, rotation)
         out: torch.Tensor = states + self.mlp(self.mlp_norm(states))

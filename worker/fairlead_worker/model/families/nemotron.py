@@ -15,12 +15,11 @@ from fairlead_worker.model.layers.norm import LayerNorm, RmsNorm
 
 def nemotron(config: Any) -> Definition:
     """Layer norms by weight + 1, and a squared ReLU without a gate."""
-    inner, names = config.intermediate_size, ("up_proj", "down_proj")
     return Definition.read(
         config,
         make_norm=partial(LayerNorm, eps=config.norm_eps, plus_one=True),
         partial_rope=True,
-        make_mlp=lambda _: PlainMlp(config.hidden_size, inner, config.hidden_act, config.mlp_bias, names),
+        plain_mlp=("up_proj", "down_proj"),
     )
 
 

@@ -17,6 +17,7 @@ from fairlead_worker.model.families import (
     gemma3n,
     gemma4,
     glm,
+    gpt2,
     granite,
     lfm2,
     llama,
@@ -27,6 +28,7 @@ from fairlead_worker.model.families import (
     nemotron,
     neox,
     qwen_hybrid,
+    zamba2,
 )
 from fairlead_worker.model.families.bert import Bert, Roberta
 from fairlead_worker.model.families.modernbert import ModernBert
@@ -68,8 +70,13 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
     "glm4_moe_lite": deepseek.deepseek_v3,
+    "gpt-sw3": gpt2.gpt2,
+    "gpt2": gpt2.gpt2,
+    "gpt_bigcode": gpt2.gpt_bigcode,
+    "gpt_neox": neox.gpt_neox,
     "gpt_oss": experts.gpt_oss,
     "granite": granite.granite,
+    "granite_swa": granite.granite_swa,
     "granitemoe": granite.granite_moe,
     "granitemoeshared": granite.granite_moe_shared,
     "granitemoehybrid": mamba.granite_hybrid,
@@ -78,6 +85,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "hy_v3": experts.qwen3_moe,
     "internlm3": llama.llama,
     "iquestcoder": llama.llama,
+    "jais2": neox.jais2,
     "jamba": mamba1.jamba,
     "kimi_linear": deepseek.kimi_linear,
     "lfm2": lfm2.lfm2,
@@ -93,6 +101,7 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "ministral3": llama.ministral3,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
+    "nanochat": llama.nanochat,
     "nemotron": nemotron.nemotron,
     "nemotron_h": nemotron.nemotron_h,
     "olmo": neox.olmo,
@@ -100,6 +109,8 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "olmo3": llama.olmo3,
     "olmo_hybrid": qwen_hybrid.olmo_hybrid,
     "olmoe": experts.olmoe,
+    "opt": gpt2.opt,
+    "persimmon": neox.persimmon,
     "phi": neox.phi,
     "phi3": llama.phi3,
     "qwen2": llama.qwen2,
@@ -114,18 +125,24 @@ DECODERS: dict[str, Callable[[Any], Definition | None]] = {
     "solar_open": glm.glm4_moe,
     "stablelm": neox.stablelm,
     "starcoder2": llama.starcoder2,
+    "vaultgemma": gemma.vaultgemma,
     "youtu": deepseek.youtu,
+    "zamba2": zamba2.zamba2,
 }
 """The decoders. A function returns None for a config that has something else too, which transformers' own class then runs."""
 OF_LOADING = ("_keep_in_fp32_modules_strict", "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
 """What transformers' class says of a family's checkpoints: corrections of a router stay in float32, A.X K1 has none, and so on."""
 
 
+def find_definition(config: PreTrainedConfig) -> Definition | None:
+    """Return what a decoder computes; None for a family or a config that is not ours."""
+    definition = DECODERS.get(config.model_type, lambda _: None)(config)
+    return None if definition is None or not _computes(definition) else definition
+
+
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return our class of a decoder; transformers' own, the generic path, of a family or a config that is not ours."""
-    define = DECODERS.get(config.model_type)
-    definition = None if define is None else define(config)
-    if define is None or definition is None or not _computes(definition):
+    if find_definition(config) is None:
         family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
         return family
     return _decoder_class(config.model_type, type(config))  # type: ignore[arg-type]  # a class is hashable
@@ -133,9 +150,11 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def _computes(definition: Definition) -> bool:
     """Return whether layers of our own have the config's activations: recurrent ones have silu alone, as all that were published."""
-    recurrent = getattr(definition.config, "mamba_hidden_act", None) or getattr(definition.config, "hidden_act", "silu")
-    known = definition.activation in ACTIVATIONS or (definition.activation == "xielu" and definition.make_mlp is not None)
-    return known and (definition.recurrence is None or recurrent == "silu")
+    config, recurrence = definition.config, definition.recurrence
+    known = definition.activation in ACTIVATIONS or (definition.activation == "xielu" and definition.plain_mlp is not None)
+    if recurrence is None:
+        return known
+    return known and (recurrence.activation or getattr(config, "mamba_hidden_act", None) or getattr(config, "hidden_act", "silu")) == "silu"
 
 
 @cache

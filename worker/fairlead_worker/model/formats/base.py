@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.sharding.scales import Groups
@@ -101,11 +100,9 @@ class Format:
         """Put a `Pending` at each place of a linear layer of this format. `model` is on the meta device. Raises ValueError."""
         head = model.get_output_embeddings()
         for path, module in list(model.named_modules()):
-            if relative(path) in self.layers:
-                if isinstance(module, Conv1D):
-                    raise ValueError(f"{path} is transposed ({type(module).__name__}), and its weight is quantized")
-                if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:  # others' weights are widened
-                    replace_module(model, path, Pending(module, module is head))
+            is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward  # others' weights are widened
+            if is_linear and relative(path) in self.layers:
+                replace_module(model, path, Pending(module, module is head))
 
     @torch.no_grad()
     def place(self, model: PreTrainedModel, tensors: Mapping[str, Any], dtype: torch.dtype, pending: Iterable[str]) -> None:

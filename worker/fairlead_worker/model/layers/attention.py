@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.model.layers.rotary import Rotation, rotate
+from fairlead_worker.model.layers.rotary import StepRotation
 from fairlead_worker.model.layers.texts import PackedTexts
 
 BLOCK = 256
@@ -22,11 +22,11 @@ class Attention(nn.Module):
         self.heads = heads
         self.window = window
 
-    def forward(self, states: torch.Tensor, texts: PackedTexts, rotation: Rotation | None = None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, texts: PackedTexts, rotation: StepRotation | None = None) -> torch.Tensor:
         """Return [tokens, width] for states [tokens, width]."""
         query, key, value = self.qkv(states).view(len(states), 3, self.heads, -1).unbind(1)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            query, key = rotation(query, key)
         parts = []
         for run in texts.split(query, key, value):
             q, k, v = (part.transpose(1, 2) for part in run)  # [texts, heads, length, head_dim]

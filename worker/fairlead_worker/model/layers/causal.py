@@ -9,12 +9,12 @@ from torch import nn
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.model.attention import sink_numbers
-from fairlead_worker.model.layers.norm import PlainRmsNorm
 from fairlead_worker.model.layers.rotary import StepRotation
 from fairlead_worker.model.layers.stack import Projections, Stack
+from fairlead_worker.model.lowbit.linear import is_plain
 
-HeadNorms = Literal["none", "each", "all", "rotated"]
-"""Norms of queries and keys: none, of each head, of all heads together, or of each head after its rotation, without weights (Llama 4)."""
+HeadNorms = Literal["none", "each", "own", "all"]
+"""Norms of queries and keys: none, of each head, of each head by its own weights, or of all heads together."""
 
 
 class AttentionNames(NamedTuple):
@@ -23,6 +23,8 @@ class AttentionNames(NamedTuple):
     output: str = "o_proj"
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
+    stack: str = "qkv_proj"
+    """Of the one matrix of queries, keys and values, if there is one."""
 
 
 LLAMA = AttentionNames()
@@ -31,7 +33,6 @@ LLAMA = AttentionNames()
 class CausalAttention(Projections):
     """Attention with grouped heads (Ainslie et al. 2023)."""
 
-    STACK = "qkv_proj"
     PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
 
     def __init__(
@@ -46,27 +47,33 @@ class CausalAttention(Projections):
         stacked: bool,
         sinks: bool,
         head_norms: HeadNorms,
+        make_head_norm: Callable[[int], nn.Module] | None = None,
         rotates_first: bool = False,
+        by_head: bool = False,
         gated: bool = False,
         names: AttentionNames = LLAMA,
         parts: int = 3,
     ) -> None:
         """spec: of the whole model. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
-        parts: how many of `PARTS` it has.
+        parts: how many of `PARTS` it has. make_head_norm, rotates_first, by_head: see `Definition`.
 
         gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
         """
         super().__init__()
         self.index, self.head_dim, self.head_norms, self.rotates_first = index, spec.key_dim, head_norms, rotates_first
-        self._spec, self.gated, self.names = spec, gated, names
+        self._spec, self.gated, self.by_head, self.names, self.STACK = spec, gated, by_head, names, names.stack
+        self.orders: dict[str, torch.Tensor] = {}
+        """Name of a projection whose outputs have another order than in the checkpoint -> their numbers there."""
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         self.PARTS = self.PARTS[:parts]
         self.add_projections(width, [sizes[0] * (1 + gated), *sizes[1:parts]], bias, stacked)
         self.add_module(names.output, nn.Linear(sizes[0], width, output_bias))
-        if head_norms in ("each", "all"):
+        if head_norms != "none":
             for name, size in zip(names[1 : 1 + min(parts, 2)], sizes, strict=False):
-                self.add_module(name, make_norm(self.head_dim if head_norms == "each" else size))
-        self.rotated_norm = PlainRmsNorm(make_norm(1).eps) if head_norms == "rotated" else None  # type: ignore[arg-type]  # a norm's number
+                norm = (make_head_norm or make_norm)(size if head_norms == "all" else self.head_dim)
+                if head_norms == "own":
+                    norm.weight = nn.Parameter(torch.empty(size // self.head_dim, self.head_dim))
+                self.add_module(name, norm)
         self.sinks = nn.Parameter(torch.empty(spec.heads)) if sinks else None
 
     @property
@@ -77,18 +84,40 @@ class CausalAttention(Projections):
             heads, *of_keys = (getattr(self, name).out_features // self.head_dim for name in self.PARTS[:2])
             heads //= 1 + self.gated
             kv_heads = of_keys[0] if of_keys else max(1, kv_heads * heads // self._spec.heads)
+        else:
+            total = (heads + 2 * kv_heads) * self.head_dim
+            heads, kv_heads = (count * self.whole.out_features // total for count in (heads, kv_heads))
         sinks = None if self.sinks is None else sink_numbers(self.sinks)
         return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
 
     @property
+    def units(self) -> dict[str, int]:
+        """Return the outputs of a projection that a rank keeps together, by its name, where they are not a head's."""
+        return {self.STACK: 3 * self.head_dim} if self.by_head else {}
+
+    def stack(self) -> bool:
+        """Stack queries, keys and values, in place, as `Projections.stack`; or put them in this order in their one matrix."""
+        whole = self.whole
+        if not self.by_head or type(whole) is not nn.Linear or not is_plain(whole):
+            return super().stack()
+        order = torch.arange(whole.out_features).view(-1, 3, self.head_dim).transpose(0, 1).flatten()
+        for name, values in list(whole.named_parameters()):
+            setattr(whole, name, nn.Parameter(values[order.to(values.device)], requires_grad=False))
+        self.by_head, self.orders = False, {self.STACK: order}
+        return True
+
+    @property
     def parts(self) -> tuple[Any, Any, Any]:
         """Return the projection after attention, and the norms of queries and keys; None: there are none."""
-        output, query_norm, key_norm = map(self._modules.get, self.names)
+        output, query_norm, key_norm = map(self._modules.get, self.names[:3])
         return output, query_norm, key_norm
 
     def forward(self, states: torch.Tensor, rotation: StepRotation | None, context: StepContext) -> torch.Tensor:
         """Return [T, width] for states [T, width]. rotation: rotates queries and keys; None: they have no positions."""
-        query, key, value = self.project(states)
+        if self.by_head:
+            query, key, value = (part.flatten(1) for part in self.whole(states).view(len(states), -1, 3, self.head_dim).unbind(2))
+        else:
+            query, key, value = self.project(states)
         output, query_norm, key_norm = self.parts
         if self.head_norms == "all":
             query, key = query_norm(query), key_norm(key)
@@ -97,12 +126,10 @@ class CausalAttention(Projections):
             query, gate = query[:, ::2], query[:, 1::2]
         if self.rotates_first and rotation is not None:
             query, key = rotation(query, key)
-        if self.head_norms == "each":
+        if self.head_norms in ("each", "own"):
             query, key = query_norm(query), key_norm(key)
         if rotation is not None and not self.rotates_first:
             query, key = rotation(query, key)
-        if self.rotated_norm is not None:
-            query, key = self.rotated_norm(query), self.rotated_norm(key)
         mixed = context.attend(self.index, query, key, value)
         if self.gated:
             mixed = mixed * gate.sigmoid()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -51,33 +51,22 @@ class Xielu(nn.Module):
         return answer
 
 
-class Mlp(nn.Module):
-    """down(activation(up(x))); gated: the first half of `up` is activated and multiplied by the second (GeGLU, Shazeer 2020)."""
+class MlpNames(NamedTuple):
+    """Names of the matrices of an MLP in checkpoints."""
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, gated: bool = False) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 2 * inner if gated else inner, bias)
-        self.down = nn.Linear(inner, width, bias)
-        self.activation = ACTIVATIONS[activation]
-        self.gated = gated
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    stack: str = "gate_up_proj"
+    """Of the one matrix of gate and up, if there is one."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, width] for states [tokens, width]."""
-        inner = self.up(states)
-        if self.gated:
-            inner, gate = inner.chunk(2, -1)
-            inner = self.activation(inner) * gate
-        else:
-            inner = self.activation(inner)
-        out: torch.Tensor = self.down(inner)
-        return out
+
+LLAMA = MlpNames()
 
 
 class GatedMlp(Projections):
-    """down(activation(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), by the names of decoders."""
+    """down(activation(gate(x)) * up(x)) (SwiGLU, Shazeer 2020)."""
 
-    STACK, PARTS = "gate_up_proj", ("gate_proj", "up_proj")
-    DOWN = "down_proj"
     kernels: Library | None = None
     """Computes the activation of 16 bits and the product in one kernel, on a GPU."""
 
@@ -88,12 +77,14 @@ class GatedMlp(Projections):
         activation: str,
         bias: bool = False,
         stacked: bool = False,
+        names: MlpNames = LLAMA,
         gate_factor: float = 1.0,
         down_factor: float = 1.0,
     ) -> None:
         """gate_factor: of the gate before its activation. down_factor: of the output (Falcon-H1)."""
         super().__init__()
         self.gate_factor, self.down_factor = gate_factor, down_factor
+        self.STACK, self.PARTS, self.DOWN = names.stack, (names.gate, names.up), names.down
         self.add_projections(width, [inner, inner], bias, stacked)
         self.add_module(self.DOWN, nn.Linear(inner, width, bias))
         self.activation = activation
@@ -161,21 +152,4 @@ class PlainMlp(nn.Module):
         """Return [T, width] for states [T, width]."""
         first, last = self.matrices
         out: torch.Tensor = last(self.activation(first(states)))
-        return out
-
-
-class StackedMlp(nn.Module):
-    """last(activation(gate) * up), where gate and up are the halves of first(x), by a family's own names of the two layers."""
-
-    def __init__(self, width: int, inner: int, activation: str, names: tuple[str, str]) -> None:
-        super().__init__()
-        self.names, self.activation = names, ACTIVATIONS[activation]
-        self.add_module(names[0], nn.Linear(width, 2 * inner, bias=False))
-        self.add_module(names[1], nn.Linear(inner, width, bias=False))
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [T, width] for states [T, width]."""
-        first, last = (getattr(self, name) for name in self.names)
-        gate, up = first(states).chunk(2, -1)
-        out: torch.Tensor = last(self.activation(gate) * up)
         return out

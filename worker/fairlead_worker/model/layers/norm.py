@@ -1,5 +1,7 @@
 """Norms of decoders. Each takes the sum that it reads along: the residual and a sublayer's output (as in vLLM and nano-vllm)."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,7 +12,7 @@ from fairlead_worker.model.lowbit.rows import Rounder, attach
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * (weight, or weight + 1 as in Gemma), in float32 (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x²) + eps) * (weight, weight + 1 as in Gemma, or 1), in float32 (Zhang and Sennrich 2019)."""
 
     kernels: Library | None = None
     """Computes 16 bits in one kernel, on a GPU."""
@@ -19,10 +21,10 @@ class RmsNorm(nn.Module):
     sums: RankSum | None = None
     """Sums over the ranks what a sublayer leaves as this rank's part."""
 
-    def __init__(self, width: int, eps: float, plus_one: bool = False) -> None:
+    def __init__(self, width: int, eps: float, plus_one: bool = False, weight: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps, self.plus_one = eps, plus_one
+        self.weight: Any = nn.Parameter(torch.empty(width)) if weight else None
+        self.width, self.eps, self.plus_one = width, eps, plus_one
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return the norm of states [..., width], or of residual + states, where `residual` [T, width] becomes the sum.
@@ -30,6 +32,7 @@ class RmsNorm(nn.Module):
         The residual may be in float32 with states of 16 bits.
         """
         fast = self.kernels is not None and states.dtype in DTYPES and (residual is None or residual.dtype == states.dtype)
+        fast = fast and self.weight is not None
         if residual is None:
             return self._fast(states) if fast else self._plain(states)
         if self.sums is not None:
@@ -44,8 +47,10 @@ class RmsNorm(nn.Module):
     def _plain(self, states: torch.Tensor) -> torch.Tensor:
         wide = states.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        weight = self.weight.float()
-        return (wide * (weight + 1 if self.plus_one else weight)).to(states.dtype)
+        if self.weight is not None:
+            weight = self.weight.float()
+            wide = wide * (weight + 1 if self.plus_one else weight)
+        return wide.to(states.dtype)
 
     def _fast(self, states: torch.Tensor) -> torch.Tensor:
         """FlashInfer reads heads [T, heads, width] where they are, but for Gemma's norm."""
@@ -63,19 +68,6 @@ class RmsNorm(nn.Module):
         return states
 
 
-class PlainRmsNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps), in float32."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the norm of states [..., width]."""
-        wide = states.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(states.dtype)
-
-
 class LayerNorm(nn.LayerNorm):
     """Layer norm (Ba et al. 2016), in float32, by its weight, or weight + 1 as in Nemotron."""
 
@@ -88,5 +80,7 @@ class LayerNorm(nn.LayerNorm):
         if residual is not None:
             residual += states
             states = residual
+        if self.weight is not None and self.weight.dim() > 1:  # each head has its own
+            return self.weight * functional.layer_norm(states, self.normalized_shape, eps=self.eps)
         weight = self.weight + 1 if self.plus_one else self.weight
         return functional.layer_norm(states, self.normalized_shape, weight, self.bias, self.eps)

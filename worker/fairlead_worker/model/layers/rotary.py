@@ -8,23 +8,6 @@ import torch
 
 from fairlead_worker.model.fused.library import DTYPES, Library
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, each [tokens, 1, head_dim] float32."""
-
-
-def rotation(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
-    """Return the rotation of tokens at `positions` [tokens]."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
-    angles = (positions[:, None].float() * frequencies).repeat(1, 2)[:, None]
-    return angles.cos(), angles.sin()
-
-
-def rotate(rows: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Return queries or keys [tokens, heads, head_dim], rotated in float32: halves of a head, as in GPT-NeoX."""
-    cosines, sines = rotation
-    first, second = rows.float().chunk(2, -1)
-    return (rows.float() * cosines + torch.cat((-second, first), -1) * sines).to(rows.dtype)
-
 
 class QueryGrowth(NamedTuple):
     """A query at position p is multiplied by 1 + factor * log(1 + (p + ahead) // length), as in Llama 4 and Ministral 3."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.model.layers.causal import CausalAttention
-from fairlead_worker.model.layers.norm import PlainRmsNorm
+from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import StepRotation
 
 SharedKv = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -33,7 +33,7 @@ class SharingAttention(CausalAttention):
         super().__init__(
             width, index, spec, make_norm, bias=bias, output_bias=bias, stacked=False, sinks=False, head_norms="each", parts=parts
         )
-        self.kind, self.value_norm = kind, PlainRmsNorm(eps)
+        self.kind, self.value_norm = kind, RmsNorm(spec.value_dim, eps, weight=False)
 
     def attend(self, states: torch.Tensor, rotation: StepRotation, context: StepContext, shared: SharedKv) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""

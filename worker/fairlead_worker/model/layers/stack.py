@@ -5,7 +5,7 @@ stack's output, which they change in place.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ class Slice(nn.Module):
 class Projections(nn.Module):
     """A module with several projections of its input."""
 
-    STACK: ClassVar[str]
+    STACK: str
     """Name of the stack, or of the one layer that a checkpoint has instead of the parts."""
     PARTS: tuple[str, ...]
     sizes: list[int]
@@ -92,7 +92,9 @@ class Projections(nn.Module):
         whole = self.whole
         if whole is None:
             return [getattr(self, name)(states) for name in self.PARTS]
-        return torch.split(self.multiply(states), whole.sizes if isinstance(whole, Stack) else self.sizes, -1)
+        outputs = self.multiply(states)
+        sizes = whole.sizes if isinstance(whole, Stack) else [size * outputs.shape[-1] // sum(self.sizes) for size in self.sizes]
+        return torch.split(outputs, sizes, -1)
 
 
 def _stacked(parts: Sequence[Any]) -> nn.Linear:

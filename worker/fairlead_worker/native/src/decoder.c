@@ -92,17 +92,20 @@ void decode(Member *member, const Decoder *decoder, const Pass *pass) {
             return;
         float *residual = pass->residual;
         const void *mixed = pass->attended, *states = pass->normed;
+        const int shares = layer->parallel && !layer->before_mlp.kind; /* what attention reads */
         int64_t rows = tokens;
         if (last) {
             const int64_t width = attended_width(layer->attention) * bytes(kind);
             gather(member, pass->residual, pass->sampling, pass->samples, hidden * bytes(FLOAT32), pass->sampled);
             if (!pass->last)
                 gather(member, pass->attended, pass->sampling, pass->samples, width, pass->chosen);
-            if (!pass->last && layer->parallel)
+            if (!pass->last && shares)
                 gather(member, pass->normed, pass->sampling, pass->samples, hidden * bytes(kind), pass->asking);
             residual = pass->sampled, mixed = pass->chosen, rows = pass->samples;
-            states = layer->parallel ? pass->asking : pass->normed;
+            states = shares ? pass->asking : pass->normed;
         }
+        if (layer->parallel && !shares)
+            normalise(member, residual, NULL, NONE, layer->before_mlp, pass->normed, kind, rows, hidden);
         float *update = project(member, layer->out, mixed, rows, layer->after_attention, residual, pass->update);
         if (!layer->parallel)
             normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);

@@ -34,7 +34,7 @@ typedef struct {
     Activation activation;
     int32_t rope; /* index of its tables */
     int32_t gated;
-    int32_t parallel; /* the MLP reads what attention reads */
+    int32_t parallel; /* the MLP reads the residual that attention reads: by its own norm, or what attention reads if it has none */
     int32_t group; /* index of its step */
 } Layer;
 
