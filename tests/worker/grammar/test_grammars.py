@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.worker.grammar.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
@@ -210,11 +211,11 @@ def test_a_late_mask_delays_no_part_of_a_prompt(model: Model, overlap: bool, mon
     assert grammars.compile(choice).result() == "", "so that the first step has both"
     masks, chunks = grammars.masks, []
 
-    def counted(rows: list[Row], has_others: bool) -> Masks:
+    def counted(rows: list[Row], has_others: bool, is_computed: Callable[[], bool]) -> Masks:
         chunks.append(has_others)
         if not has_others:
             slow.gate.release(100)  # the prompt is computed
-        return masks(rows, has_others)
+        return masks(rows, has_others, is_computed)
 
     grammars.masks = counted  # type: ignore[method-assign]
     late, plain = serving.serve([Ask(choice), Ask("", prompt=range(5, 155), max_tokens=1)])
@@ -265,6 +266,30 @@ def test_the_last_output_tells_the_cpu_time_of_the_masks(model: Model, overlap: 
     grammar, plain = serving.serve([Ask(model.grammar("choice", ["left", "right"])), Ask("", max_tokens=3)])
     assert 0.005 * len(grammar.tokens) <= grammar.mask_seconds < 0.015 * (len(grammar.tokens) + 2)
     assert plain.mask_seconds == 0
+
+
+def test_no_mask_is_late_while_the_device_computes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate opens at the third look at a pass that ends only with the mask: each step has a token of the request."""
+    monkeypatch.setattr("fairlead_worker.sampling.grammars.ALONE_SECONDS", 0.0)
+    choice, slow = model.grammar("choice", ["left", "right"]), Slow(model.compiler)
+    grammars, looks = Grammars(slow), 0
+
+    def computes(device: torch.device) -> Callable[[], bool]:
+        def is_computed() -> bool:
+            nonlocal looks
+            looks += 1
+            if looks % 3 == 0:
+                slow.gate.release()
+            return False
+
+        return is_computed
+
+    monkeypatch.setattr("fairlead_worker.execution.overlap.watch", computes)
+    serving = Serving(model, grammars=grammars, overlap=True)
+    serving.scheduler.batch.retry = None  # type: ignore[method-assign,assignment]
+    (answer,) = serving.serve([Ask(choice)])
+    assert serving.text(answer) in ("left", "right") and looks >= 3
+    slow.gate.release(100)
 
 
 def test_with_recurrent_states_a_step_waits_for_its_masks(model: Model) -> None:

@@ -260,11 +260,10 @@ class EngineModel:
                     expected = kv_of_group(values[id(row)][position], group)
                     assert found == expected, f"{row.request.id} reads KV that is not its own at {position} in group {group}"
         sampled = [row for row in plan.rows if row.samples]
-        assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
+        assert sum(row.count for row in plan.rows[plan.decodes :]) == plan.prefill_tokens, "decodes come first"
         self._scan(plan, values)
         tokens, scores = [self._verified(row, values[id(row)]) for row in sampled], []
         if plan.scores:
-            assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
         return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan), executed=plan)
 

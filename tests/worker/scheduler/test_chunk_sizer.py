@@ -48,8 +48,7 @@ class Bench:
     def step(self) -> None:
         plan = self.scheduler.plan()
         seconds = self.seconds(plan)
-        chunked = self.scheduler.prefill.chunked_req
-        cut = chunked is not None and not chunked.scoring  # one that is scored has its steps apart
+        cut = self.scheduler.prefill.chunked_req is not None
         if plan.decodes:
             assert plan.prefill_tokens <= LIMIT
             assert not cut or plan.prefill_tokens >= FLOOR - PAGE, "a prompt always gets on"

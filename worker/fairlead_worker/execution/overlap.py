@@ -15,7 +15,7 @@ from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import DeviceStream, Stream
 from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.transfer import to_device, watch
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import choose, gather_logprobs
@@ -111,7 +111,7 @@ class LaunchedStep:
             wanted = set(rows)
             kept = [place for place, row in enumerate(row for row in plan.rows if row.samples) if row in wanted]
             logits = logits[to_device(kept, logits.device)]
-        self._masks = None if grammars is None else grammars.masks(rows, plan.samples < len(plan.rows))
+        self._masks = None if grammars is None else grammars.masks(rows, plan.samples < len(plan.rows), watch(logits.device))
         requests = [row.request for row in rows]
         with torch.inference_mode():
             tokens = choose(logits, requests, masks=self._masks, filters=owner.runner.filters)

@@ -23,7 +23,7 @@ from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.states import StatefulBackend
-from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.transfer import to_device, watch
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.sampling.device_filters import DeviceFilters
@@ -111,7 +111,7 @@ class ModelRunner:
             draft_seconds += time.perf_counter() - waiting
             grammars = self.begin_masks(plan.rows)
         rows = [row for row in plan.rows if row.samples]
-        masks = None if grammars is None else grammars.masks(rows, len(rows) < len(plan.rows))
+        masks = None if grammars is None else grammars.masks(rows, len(rows) < len(plan.rows), watch(logits.device))
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
         endings = {} if grammars is None or masks is None else grammars.accept(rows, tokens, masks)
         return StepResult(

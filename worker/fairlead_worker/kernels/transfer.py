@@ -20,6 +20,15 @@ def to_device(
     return host.contiguous().pin_memory().to(device, non_blocking=True)
 
 
+def watch(device: torch.device) -> Callable[[], bool]:
+    """Return a function that says whether `device` has done all work that its current stream has now. A CPU always has."""
+    if device.type != "cuda":
+        return lambda: True
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
+    done.record()
+    return done.query
+
+
 def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Queue a copy of `values` to the host, in stream order. The returned function waits for that copy only."""
     if values.device.type != "cuda":

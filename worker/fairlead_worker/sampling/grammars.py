@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 0.05, 0.0005
 """How long a batch waits for late masks: a share of the step's duration so far, with a lower bound."""
+LOOK_SECONDS = 0.0002
+"""How often a wait for masks looks whether the forward pass is over."""
 ALONE_SECONDS = 0.05
 """The longest wait if the mask of every row is late. Without tokens the step is useless, but the loop must still receive aborts, and new
 requests, which wait for it."""
@@ -140,13 +142,14 @@ class Grammars:
                 self._queue.append(each)
         self._wake()
 
-    def masks(self, rows: Sequence[Row], has_others: bool) -> Masks:
+    def masks(self, rows: Sequence[Row], has_others: bool, is_computed: Callable[[], bool]) -> Masks:
         """Return the masks of the rows passed to `begin` that are ready in time, by position among all sampling rows.
 
-        `has_others`: the step also computes parts of prompts, which a late mask must not delay.
+        `has_others`: the step also computes parts of prompts, which a late mask must not delay. `is_computed`: whether the forward pass is
+        over. Until then nothing else could be done with its logits, so no mask is late.
         """
         mine = [self._followed[row.request.id] for row in rows if row.request.grammar]
-        self._wait(mine, alone=len(mine) == len(rows) and not has_others)
+        self._wait(mine, len(mine) == len(rows) and not has_others, is_computed)
         places: list[int] = []
         words: list[np.ndarray] = []
         first = 0
@@ -232,10 +235,13 @@ class Grammars:
         self._wake()
         return f"its grammar took longer than {self._timeout:g} s for one token (--limits grammar_timeout)"
 
-    def _wait(self, mine: Sequence[_Followed], alone: bool) -> None:
+    def _wait(self, mine: Sequence[_Followed], alone: bool, is_computed: Callable[[], bool]) -> None:
         with self._filled:
             if self._waits and mine:
                 self._filled.wait_for(lambda: not any(each.filling for each in mine), max(each.patience for each in mine) + self._timeout)
+            elif self._awaited and not is_computed():
+                while self._awaited and not is_computed():
+                    self._filled.wait(LOOK_SECONDS)
             elif self._awaited:
                 spent = time.perf_counter() - self._began
                 self._filled.wait_for(lambda: not self._awaited, max(spent * PATIENCE, LEAST_PATIENCE_SECONDS))

@@ -3,7 +3,6 @@
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import attrgetter
 
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import TokenLogprobs
@@ -11,9 +10,6 @@ from fairlead_worker.scheduler.budget import OutputReserve
 from fairlead_worker.scheduler.plan import Row, StepResult
 from fairlead_worker.scheduler.request import Request, by_arrival, lease_of
 from fairlead_worker.scheduler.step_outputs import StepOutputs
-
-row_by_arrival = attrgetter("request.arrival")
-"""Sort key of rows."""
 
 
 class DecodeBatch:

@@ -27,8 +27,6 @@ class PrefillStep(Struct, frozen=True, eq=False):
     tokens: int = 0
     work: float = 0.0
     """Positions of the tokens, summed."""
-    excludes_decodes: bool = False
-    """Whether the next step leaves the decodes out, because it computes prompt logprobs. The step after it has them again."""
 
 
 NO_PREFILL = PrefillStep()
@@ -73,16 +71,11 @@ class Prefill:
         """Tokens that remain of the partly prefilled request."""
         return self.chunked_req.uncomputed if self.chunked_req is not None else 0
 
-    def plan(self, budget: StepBudget, is_beside_decodes: bool) -> PrefillStep:
-        """Choose the prefill of a step: the next chunk, then admissions. The chunk always fits: admission leased its pages.
-
-        A prompt that is scored is not computed beside decodes, because the head runs on all its tokens. It waits for the next step.
-        """
+    def plan(self, budget: StepBudget) -> PrefillStep:
+        """Choose the prefill of a step: the next chunk, then admissions. The chunk always fits: admission leased its pages."""
         rows: list[Row] = []
-        chunked, excludes_decodes = self.chunked_req, False
+        chunked = self.chunked_req
         if chunked is not None:
-            if chunked.scoring and is_beside_decodes:
-                return PrefillStep(excludes_decodes=True)
             count = budget.cut(chunked.uncomputed, chunked.computed, self._share_of(chunked))
             if self._groups is not None:
                 count = self._groups.grow_chunk(lease_of(chunked), chunked.computed, count)
@@ -91,41 +84,35 @@ class Prefill:
             self._waiting.record_prefill(chunked, count)
             rows.append(self._cut(chunked, count, budget))
         if len(self._waiting):
-            excludes_decodes = self._admit_waiting(rows, budget, is_beside_decodes)
-        return PrefillStep(rows, budget.spent, budget.work, excludes_decodes)
+            self._admit_waiting(rows, budget)
+        return PrefillStep(rows, budget.spent, budget.work)
 
     def drop(self, request: Request) -> None:
         """Forget a request that no longer runs."""
         if request is self.chunked_req:
             self.chunked_req = None
 
-    def _admit_waiting(self, rows: list[Row], budget: StepBudget, is_beside_decodes: bool) -> bool:
-        """Admit waiting requests in policy order while tokens and pages last, and add their rows.
-
-        Return whether the next request waits for a step without decodes.
-        """
+    def _admit_waiting(self, rows: list[Row], budget: StepBudget) -> None:
+        """Admit waiting requests in policy order while tokens and pages last, and add their rows."""
         self._waiting.refresh()
         if len(self._running) >= self._config.max_num_seqs or budget.left <= 0:
-            return False
+            return
         if not self._running:
             self._reserve.reset()
             self._waiting.reset_running()
         with closing(self._waiting.candidates()) as candidates:
             for request in candidates:
                 if len(self._running) >= self._config.max_num_seqs:
-                    return False
+                    return
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
                 cached = node.depth * self._page_size
                 count = budget.cut(len(request.tokens) - cached, cached, self._share_of(request))
                 if not count:
-                    return False
+                    return
                 if self._admission.missing_pages(request, node) <= 0:
-                    if request.scoring and is_beside_decodes:
-                        return True
                     count = self._admit(request, node, count)
                     rows.append(self._cut(request, count, budget))
-        return False
 
     def _share_of(self, request: Request) -> Share:
         """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""

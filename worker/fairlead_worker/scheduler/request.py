@@ -115,11 +115,6 @@ class Request:
         """Tokens so far, with an unread one."""
         return len(self.tokens) + self.unread
 
-    @property
-    def scoring(self) -> bool:
-        """Whether prompt logprobs were requested and some are missing."""
-        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
-
     def to_score(self, start: int, end: int) -> range:
         """Return the positions in `start` to `end` that need logits for prompt logprobs."""
         return self.prompt_logprobs.positions(start, end) if self.prompt_logprobs is not None else range(0)

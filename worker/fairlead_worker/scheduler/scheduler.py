@@ -1,7 +1,7 @@
 """The scheduler: chooses which tokens of which requests the next step computes. Pure bookkeeping: no torch, no clock, no I/O."""
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from fairlead_worker.scheduler.background import Urgency, background_budget
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
 from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.decode_batch import DecodeBatch, row_by_arrival
+from fairlead_worker.scheduler.decode_batch import DecodeBatch
 from fairlead_worker.scheduler.deferred_frees import DeferredFrees, release
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.prefill import NO_PREFILL, Prefill, PrefillStep
@@ -55,8 +55,6 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         """Requests accepted so far."""
-        self._excludes_decodes = False
-        """Whether the next step computes prompt logprobs without decodes."""
 
     # Input
 
@@ -104,15 +102,14 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the work of one step: decodes first, then the open chunk, then admissions, within the token and page budget.
 
-        With mixing off, a step holds the prefill if there is any, and else the decodes. Rows come in arrival order. An empty plan means
-        that there is nothing to do.
+        With mixing off, a step holds the prefill if there is any, and else the decodes. Decodes come first,
+        because a backend plans only leading ones as decodes. An empty plan means that there is nothing to do.
         """
         self._preempt_for_priority()
-        is_mixed = self.config.enable_mixed_chunk and not self._excludes_decodes
+        is_mixed = self.config.enable_mixed_chunk
         decodes = self._extend_decodes() if is_mixed else []
-        prefill = self.prefill.plan(self._make_budget(decodes), bool(decodes)) if self.prefill.is_pending else NO_PREFILL
+        prefill = self.prefill.plan(self._make_budget(decodes)) if self.prefill.is_pending else NO_PREFILL
         self.waiting.promise()
-        self._excludes_decodes = prefill.excludes_decodes
         if not is_mixed and not prefill.rows:
             decodes = self._extend_decodes()
         if self.speculation is not None:
@@ -131,9 +128,8 @@ class Scheduler:
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:
             return StepPlan()
-        rows, samples, scores, pools = decodes.copy(), len(decodes), 0, 0
+        rows, samples, scores, pools = [*decodes, *prefill.rows], len(decodes), 0, 0
         for row in prefill.rows:
-            insort(rows, row, key=row_by_arrival)
             samples += row.samples
             scores += bool(row.request.to_score(row.start, row.end))
             pools += bool(row.request.to_pool(row.start, row.end))
