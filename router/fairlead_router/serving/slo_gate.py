@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fairlead_index.expected_wait import expected_ttft
 from fairlead_index.score import CONSIDERED, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -19,8 +20,8 @@ from fairlead_router.serving.promise_ledger import PromiseLedger
 
 Predict = Callable[[RoutingRequest], Mapping[str, int]]
 """Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
-PrefillSeconds = Callable[[str], float]
-"""Return the seconds of prefill ahead at a worker as all routers together know it, by its address; 0: not known."""
+TokensAhead = Callable[[str], float]
+"""Return the prompt tokens before a new prompt at a worker as all routers together know it, by its address; 0: not known."""
 
 MOST_SENT_SECONDS: Final = 4.0
 """Most seconds of prefill that count without a report of the worker: what four routers send ahead (`AHEAD_SECONDS`). The index is not
@@ -48,7 +49,7 @@ class SloGate:
         metrics: Metrics,
         classes: ServiceClasses,
         predict: Predict,
-        shared: PrefillSeconds = lambda address: 0.0,
+        shared: TokensAhead = lambda address: 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
@@ -123,17 +124,17 @@ def promise_metrics(ledger: PromiseLedger) -> Iterator[Metric]:
 def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0.0) -> WorkerEstimate:
     """Return what the worker can do for a prompt of which it must compute `uncached` tokens.
 
-    `shared`: seconds of prefill ahead with what other routers have sent since the last report, 0: not known.
+    `shared`: prompt tokens before it with what other routers have sent since the last report, 0: not known.
     """
-    load, ahead = worker.load, worker.prefill_seconds(now)
-    ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS))
+    load, ahead = worker.load, worker.tokens_ahead(now)
+    ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS * load.rate))
     waiting = max(worker.pending_prompts, load.waiting)
     if worker.runs_cached_first and waiting:
         # Cached prompts go first, and have little to compute: a prompt waits for n others of its work, or for all that are ahead.
-        ahead = min(ahead, ahead / waiting + waiting * uncached / worker.rate)
+        ahead = min(ahead, ahead / waiting + waiting * uncached)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
-    wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
-    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
+    wait = 0.0 if is_idle else expected_ttft(load, ahead)
+    return WorkerEstimate(wait, load.prefill_rate, uncached, load.step_seconds, is_idle)
 
 
 def used_share(workers: Sequence[Worker]) -> float:
