@@ -79,18 +79,14 @@ class SloGate:
     def unsuitable(self, terms: ClassTerms) -> set[tuple[str, int]]:
         """Return the workers that the request should not go to, as (address, generation); none if that leaves no worker.
 
-        For best effort these are the workers without spare capacity, else those that do not meet the bounds. In a large fleet the policy
-        considers the soonest workers anyway, so only the ITL is checked there.
+        For best effort these are the workers without spare capacity, else those whose steps are too long for the class. The score alone
+        chooses by the time to first token.
         """
         fleet, now = self._table.usable((), terms.request.model), self._clock()
         if terms.service_class.is_best_effort:
             suitable = [worker for worker in fleet if self.is_spare(worker, now)]
-        elif len(fleet) > SMALL_FLEET or not terms.service_class.bounds_ttft:
-            suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         else:
-            request = _bounded(terms, now)
-            estimates = self._estimates(terms, fleet, self._held(terms), now)
-            suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
+            suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         if not suitable or len(suitable) == len(fleet):
             return set()
         return {(worker.address, worker.generation) for worker in fleet} - {(worker.address, worker.generation) for worker in suitable}
@@ -143,7 +139,7 @@ def used_share(workers: Sequence[Worker]) -> float:
     return own / max(own, sum(worker.load.running + worker.load.waiting for worker in workers))
 
 
-def _bounded(terms: ClassTerms, now: float, cached: int = 0) -> BoundedRequest:
+def _bounded(terms: ClassTerms, now: float, cached: int) -> BoundedRequest:
     elapsed, tokens = now - terms.arrived_at, terms.request.prompt_tokens
     return BoundedRequest(terms.key, terms.tenant, terms.priority, terms.service_class, elapsed, tokens, cached)
 
