@@ -9,6 +9,7 @@ from functools import lru_cache
 from hashlib import sha1
 from typing import Final
 
+from fairlead_index.expected_wait import expected_ttft, ready_key, tokens_ahead
 from fairlead_index.worker_load import WorkerLoad
 
 CIRCLE: Final = 67108859
@@ -18,8 +19,6 @@ CONSIDERED: Final = 12
 """Workers scored in a larger fleet: the HOLDERS deepest holders of the prompt, then the soonest. So the cost of a choice does not grow with
 the fleet (power of d choices: Mitzenmacher 2001)."""
 HOLDERS: Final = 6
-USUAL_TOKENS: Final = 2048
-NO_ROOM: Final = 1e9
 MAX_WAITING: Final = 10_000.0
 """Waiting requests of one worker that count, and requests per second, so that a forged report cannot make the price infinite or NaN."""
 FORESIGHT: Final = 1.0
@@ -44,13 +43,21 @@ class ScoredWorker:
     def backlog(self) -> float:
         return self.load.backlog_after(self.load_age)
 
+    @property
+    def tokens_ahead(self) -> float:
+        return tokens_ahead(self.load, self.load_age, self.reserved_tokens)
+
+    def ready_key(self, now: float) -> float:
+        """Return its place in the order of the workers that can start a prompt soonest."""
+        return ready_key(self.load, self.tokens_ahead, now)
+
 
 @dataclass(slots=True)
 class StartEstimate:
     """The estimated TTFT of one worker, in `seconds`. `cost`: prompt tokens to compute, in `work` seconds.
 
     `score` ranks workers: `seconds`, plus `price`, the delay of other requests. `backlog`: reported tokens less the work since.
-    `rate`: prefill tokens per second. `step`: seconds.
+    `reserved`: the other tokens ahead. `rate`: prefill tokens per second. `step`: seconds.
     """
 
     address: str
@@ -115,18 +122,6 @@ def _pending(worker: ScoredWorker) -> float:
     return max(0.0, min(MAX_WAITING, worker.load.waiting)) + (worker.load.backlog_tokens > 0)
 
 
-def ready_key(worker: ScoredWorker, now: float) -> float:
-    """Return `now` plus the score of an uncached prompt of USUAL_TOKENS without the price, in seconds."""
-    load = worker.load
-    waits = prefill_seconds(worker) + load.step_seconds
-    return now + waits + USUAL_TOKENS / load.rate + (0.0 if load.has_room(USUAL_TOKENS) else NO_ROOM)
-
-
-def prefill_seconds(worker: ScoredWorker) -> float:
-    """Return the seconds of prefill ahead of a new prompt: the reported backlog less the work since, and all routers' reservations."""
-    return (worker.backlog + worker.reserved_tokens) / worker.load.rate
-
-
 def _cost(worker: ScoredWorker, prompt_tokens: int) -> tuple[int, int]:
     """Return the cached and the other tokens of the prompt; of those at least a block."""
     reusable = prompt_tokens - 1  # the last token is always computed for its logits, and only whole pages are reused
@@ -149,13 +144,13 @@ def _price(worker: ScoredWorker, work: float, least: float, congestion: float) -
 
 
 def _estimate(worker: ScoredWorker, prompt: int, cached: int, cost: int, key: bytes, congestion: float, least: float) -> StartEstimate:
-    load, backlog, reserved = worker.load, worker.backlog, worker.reserved_tokens
-    rate, step = load.rate, load.step_seconds
-    work = cost / rate
-    seconds = (backlog + reserved) / rate + work + step
+    load, backlog, ahead = worker.load, worker.backlog, worker.tokens_ahead
+    work, seconds = cost / load.rate, expected_ttft(load, ahead, cost)
     price = _price(worker, work, least, congestion)
-    score, fits, rank = seconds + price, load.has_room(prompt - cached), _rank(worker.address, key)
-    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, reserved, rate, step)
+    score, fits, rank, reserved = seconds + price, load.has_room(prompt - cached), _rank(worker.address, key), ahead - backlog
+    return StartEstimate(
+        worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, reserved, load.rate, load.step_seconds
+    )
 
 
 def _rank(address: str, key: bytes) -> int:

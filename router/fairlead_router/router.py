@@ -93,7 +93,7 @@ class Router:
         classes = config.service_classes
         prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
         predict = prefix_aware.predict if prefix_aware else lambda request: {}
-        shared = prefix_aware.prefill_seconds if prefix_aware else lambda address: 0.0
+        shared = prefix_aware.tokens_ahead if prefix_aware else lambda address: 0.0
         gate = SloGate(self.table, self.metrics, classes, predict, shared)
         self.admission = Admission(config, self.table, self.metrics, self.scale_up, gate, predict)
         self.slo_report = SloReport(self.metrics, classes)

@@ -39,7 +39,7 @@ class InflightRequest:
     router: int
     pod: int
     sent_at: float
-    cost: float
+    cost: int
     reservation: bytes
     waiting: bool = True
     """Whether it has no first token."""

@@ -50,8 +50,8 @@ class Fairlead:
         """End a reservation: the request has its first token, or its pod has failed."""
         self._chooser.release(reservation)
 
-    def prefill_seconds(self, address: str) -> float:
-        return self._loads.prefill_seconds(address) if self._loads is not None else 0.0
+    def tokens_ahead(self, address: str) -> float:
+        return self._loads.tokens_ahead(address) if self._loads is not None else 0.0
 
     def _find(self, wanted: RoutingRequest) -> Prefixes:
         """Return what the router's copy of the index shows."""

@@ -63,7 +63,7 @@ class Router:
         self._gate: SloGate | None = None
         if self._own is not None and has_queue and classes:
             known, own = ServiceClasses(self._classes), self._own
-            self._gate = SloGate(table, Metrics(table), known, own.predict, own.prefill_seconds, fleet.clock)
+            self._gate = SloGate(table, Metrics(table), known, own.predict, own.tokens_ahead, fleet.clock)
 
     def enter(self, request: Request, position: int, objective: Objective) -> None:
         """Accept or refuse a request, now."""
@@ -105,7 +105,9 @@ class Router:
         placed = self._own.choose(request, self._unsuitable(ticket)) if self._own is not None else self._policy.choose(request)
         cost = max(request.prompt_tokens - placed.cached, 1)
         now = self._fleet.clock.now
-        self._send(InflightRequest(request, ticket.position, self._number, placed.pod, now, cost, placed.reservation))
+        flight = InflightRequest(request, ticket.position, self._number, placed.pod, now, cost, placed.reservation)
+        self._view.record_sent(flight)
+        self._send(flight)
 
     def _unsuitable(self, ticket: Ticket) -> Tried:
         if self._gate is None or ticket.terms is None or ticket.terms.service_class.is_best_effort:
@@ -115,6 +117,7 @@ class Router:
 
     def release(self, flight: InflightRequest) -> None:
         """End a request's reservation: it has its first token."""
+        self._view.record_first_token(flight)
         if self._own is not None:
             self._own.release(flight.reservation)
 

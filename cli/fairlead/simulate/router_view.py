@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from fairlead.simulate.fleet import Fleet, InflightRequests
+from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
 from fairlead.simulate.workloads.request import BLOCK_TOKENS
-from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
+from fairlead_index.score import ScoredWorker
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import WorkerTable
 
@@ -39,11 +39,16 @@ class RouterView:
             if worker.load_at != polled_at:
                 worker.load, worker.load_at = pod.load_at(polled_at), polled_at
             worker.in_flight = inflight.count[number]
-            worker.pending_tokens = int(inflight.pending[number])
-            worker.prefill_until = math.inf  # so `prefill_seconds` counts all pending tokens
-            worker.pending_prompts = len(inflight.waiting[number])
             worker.max_running = pod.model.max_running
             worker.runs_cached_first = True  # `queues.ORDER`
+
+    def record_sent(self, flight: InflightRequest) -> None:
+        """Record a request of this router."""
+        self._workers[flight.pod].begin_prompt(flight.cost, self._fleet.clock.now)
+
+    def record_first_token(self, flight: InflightRequest) -> None:
+        """Record that the prompt of a request of this router is computed."""
+        self._workers[flight.pod].end_prompt(flight.cost)
 
 
 class IndexLoads:
@@ -65,7 +70,7 @@ class IndexLoads:
         """The workers in the order in which they can start a prompt."""
         for scored in self.workers.values():
             self.refresh(scored)
-        return iter(sorted(self.workers, key=lambda address: ready_key(self.workers[address], self._fleet.clock.now)))
+        return iter(sorted(self.workers, key=lambda address: self.workers[address].ready_key(self._fleet.clock.now)))
 
     def refresh(self, scored: ScoredWorker) -> None:
         number, now = self._fleet.number_of[scored.address], self._fleet.clock.now
@@ -80,8 +85,8 @@ class IndexLoads:
     def release(self, reservation: bytes) -> bool:
         return True
 
-    def prefill_seconds(self, address: str) -> float:
-        """Return the seconds of prefill ahead at a pod; 0 while Redis is away."""
+    def tokens_ahead(self, address: str) -> float:
+        """Return the prompt tokens before a new prompt at a pod; 0 while Redis is away."""
         scored = self.workers[address]
         self.refresh(scored)
-        return prefill_seconds(scored) if self.is_fresh else 0.0
+        return scored.tokens_ahead if self.is_fresh else 0.0

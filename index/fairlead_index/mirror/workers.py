@@ -21,7 +21,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.replies import as_byte_strings, checked, is_sane
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
-from fairlead_index.score import ScoredWorker, prefill_seconds, ready_key
+from fairlead_index.score import ScoredWorker
 
 __all__ = ["FleetReader"]
 
@@ -112,13 +112,13 @@ class FleetReader:
         scored.reserved_tokens = self._reserved.get(slot)
         scored.load_age = state.load_age + time.monotonic() - self._read_at
 
-    def prefill_seconds(self, address: str) -> float:
-        """Return the seconds of prefill ahead of a new prompt at the worker, with all routers' reservations; 0 if Redis does not answer."""
+    def tokens_ahead(self, address: str) -> float:
+        """Return the prompt tokens before a new prompt at the worker, with all routers' reservations; 0 if Redis does not answer."""
         scored = self._scored.get(address)
         if scored is None or not self.is_fresh:
             return 0.0
         self.refresh(scored)
-        return prefill_seconds(scored)
+        return scored.tokens_ahead
 
     def slots_of(self, addresses: Iterable[str]) -> bytes:
         """Return the slots of those workers that the index knows, packed for `IndexReader.deepest`."""
@@ -241,7 +241,7 @@ class FleetReader:
         self._reserved.reconcile({slot: float(state.reserved_tokens) for slot, state in self._states.values()}, position)
         for scored in self._scored.values():
             self.refresh(scored)
-        self.soonest.replace({address: ready_key(scored, self._read_at) for address, scored in self._scored.items()})
+        self.soonest.replace({address: scored.ready_key(self._read_at) for address, scored in self._scored.items()})
 
 
 def _parse_position(text: bytes) -> Position:

@@ -23,8 +23,8 @@ class PendingPrompt:
         """`tokens`: to compute. `on_computed` is called once, at the end or when the prompt counts as computed."""
         self._worker, self._tokens, self._on_computed = worker, tokens, on_computed
         self._is_pending = True
-        worker.begin_prompt(tokens)
         self._began = monotonic()
+        worker.begin_prompt(tokens, self._began)
         seconds = worker.prefill_until - self._began
         self._timer = None if streams else asyncio.get_running_loop().call_later(seconds, self._expire)
 

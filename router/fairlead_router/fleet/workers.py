@@ -10,15 +10,15 @@ from time import monotonic
 from typing import Any
 
 from fairlead_common.http.inference_paths import with_port
+from fairlead_index.expected_wait import expected_ttft, ready_key, tokens_ahead
 from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import StartOrder
-from fairlead_index.score import CONSIDERED, HOLDERS, NO_ROOM, SMALL_FLEET, USUAL_TOKENS
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, MergedAdapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
 from fairlead_router.fleet.eligibility import Eligibility
 from fairlead_router.fleet.prediction_error import PredictionError
-from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
 MIN_CHECK_INTERVAL_SECONDS = 0.1
@@ -111,7 +111,6 @@ class Worker:
         self.adapters = {}
         self.models = frozenset()
         self.prediction_error = PredictionError()
-        self.pace = PrefillPace()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
@@ -141,20 +140,29 @@ class Worker:
         """Return whether the worker can serve such a request, regardless of its load. `model`: as in `RoutingRequest`."""
         return self.role in ("", "both") and (not model or model in self.models or model in self.adapters)
 
-    def expected_wait(self, now: float) -> float:
-        """Return the seconds until a prompt sent now would begin, by this router's view."""
-        load, backlog = self.load, max(self.load.backlog_after(now - self.load_at), self.pending_tokens)
-        return backlog / load.rate + load.step_seconds + 1e-3 * max(self.in_flight, load.running + load.waiting)
+    def sent_tokens(self, now: float) -> float:
+        """Return the tokens of this router's pending prompts that it should not have computed yet: all if its rate is unknown."""
+        if not self.load.prefill_rate:
+            return self.pending_tokens
+        return min(self.pending_tokens, max(0.0, self.prefill_until - now) * self.rate)
 
-    def ready_at(self, now: float) -> float:
-        """Return when it could begin a prompt, monotonic seconds, by this router's view; later without free KV pages for a usual one."""
-        return now + self.expected_wait(now) + (0.0 if self.load.has_room(USUAL_TOKENS) else NO_ROOM)
+    def tokens_ahead(self, now: float) -> float:
+        """Return the prompt tokens that it computes before a new prompt, by its report and this router's prompts."""
+        return tokens_ahead(self.load, now - self.load_at, sent=self.sent_tokens(now))
 
-    def begin_prompt(self, tokens: int) -> None:
+    def expected_ttft(self, now: float, tokens: float = 0.0) -> float:
+        """Return the seconds to the first token of a prompt with `tokens` to compute; without them, until a prompt would begin."""
+        return expected_ttft(self.load, self.tokens_ahead(now), tokens)
+
+    def ready_key(self, now: float) -> float:
+        """Return its place in the order of the workers that can start a prompt soonest, by this router's view."""
+        return ready_key(self.load, self.tokens_ahead(now), now)
+
+    def begin_prompt(self, tokens: int, now: float) -> None:
         """Count a prompt with `tokens` to compute."""
         self.pending_prompts += 1
+        self.prefill_until = max(self.prefill_until, now) + tokens / self.rate
         self.pending_tokens += tokens
-        self.prefill_until = max(self.prefill_until, monotonic()) + tokens / self.rate
 
     def end_prompt(self, tokens: int) -> None:
         """Record that a prompt is computed, or that its attempt failed."""
@@ -162,11 +170,6 @@ class Worker:
         self.pending_tokens -= tokens
         if not self.pending_prompts:
             self.prefill_until = 0.0
-
-    def prefill_seconds(self, now: float) -> float:
-        """Return the seconds of prefill ahead: as reported, less what was computed since, or of this router's prompts."""
-        reported = self.load.backlog_after(now - self.load_at) / self.rate
-        return max(reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
 
     @property
     def rate(self) -> float:
@@ -402,7 +405,7 @@ class WorkerTable:
         if self._load_changed:
             now = self._clock()
             for address in self._load_changed:
-                self._order.set(address, self._workers[address].ready_at(now))
+                self._order.set(address, self._workers[address].ready_key(now))
             self._load_changed.clear()
 
 

@@ -6,12 +6,12 @@ breaker and no prediction audit. A worker that cannot accept the request answers
 
 import asyncio
 from collections.abc import Iterable
+from time import monotonic
 from typing import Final
 
 from fairlead_common.protocols.paths import RESPONSES
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
-from fairlead_router.fleet.workers import Worker
 from fairlead_router.request.client_request import OPT_OUT, Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.routing.policies import Choice
@@ -76,10 +76,6 @@ class Redirector:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
         call.outcome.worker, call.outcome.predicted_tokens = worker.address, choice.predicted
-        worker.pending_tokens += pending
-        asyncio.get_running_loop().call_later(PENDING_SECONDS, _remove_pending, worker, pending)
+        worker.begin_prompt(pending, monotonic())
+        asyncio.get_running_loop().call_later(PENDING_SECONDS, worker.end_prompt, pending)
         return Redirect(b"http://" + worker.address.encode() + call.head.path.encode(), choice)
-
-
-def _remove_pending(worker: Worker, pending: int) -> None:
-    worker.pending_tokens -= pending

@@ -8,8 +8,6 @@ from itertools import islice
 from time import monotonic
 from typing import Literal, Protocol
 
-from msgspec.structs import replace
-
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.score import CONSIDERED, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -183,15 +181,13 @@ class Chooser:
 
     def _score(self, request: RoutingRequest, worker: Worker, held: int) -> ScoredWorker:
         """Return the score's input: the index's load and all routers' reservations, else the worker's own report and this router's."""
-        loads = self._loads
+        loads, now = self._loads, self._clock()
         scored = loads.workers.get(worker.address) if loads is not None and loads.is_fresh else None
         if scored is not None and loads is not None:
             loads.refresh(scored)
         else:
-            backlog = round(worker.load.backlog_after(self._clock() - worker.load_at))
-            load = replace(worker.load, backlog_tokens=backlog)  # no prompt counts as waiting once the report would be worked off
-            scored = ScoredWorker(worker.address, self._block_tokens(request, worker.address), load)
-        scored.reserved_tokens = max(scored.reserved_tokens, worker.pending_tokens - scored.backlog)  # no report covers pending tokens yet
+            scored = ScoredWorker(worker.address, self._block_tokens(request, worker.address), worker.load, now - worker.load_at)
+        scored.reserved_tokens = max(scored.reserved_tokens, worker.sent_tokens(now) - scored.backlog)  # no report may show them yet
         scored.depth = held // scored.block_tokens
         return scored
 

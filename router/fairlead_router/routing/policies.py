@@ -88,7 +88,7 @@ class Policy(Protocol):
 def least_loaded(workers: Sequence[Worker]) -> Worker:
     """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd."""
     now = monotonic()
-    return min(workers, key=lambda worker: (worker.expected_wait(now), random.random()))
+    return min(workers, key=lambda worker: (worker.expected_ttft(now), random.random()))
 
 
 class IndexFreePolicy:

@@ -100,9 +100,9 @@ class PrefixAware:
             return {}
         return self._chooser.known(request, self.lookup.find_in_copy(request))
 
-    def prefill_seconds(self, address: str) -> float:
-        """Return the seconds of prefill ahead of a new prompt at the worker, as all routers together know it; 0: not known."""
-        return self._fleet.prefill_seconds(address) if self._fleet is not None else 0.0
+    def tokens_ahead(self, address: str) -> float:
+        """Return the prompt tokens before a new prompt at the worker, as all routers together know it; 0: not known."""
+        return self._fleet.tokens_ahead(address) if self._fleet is not None else 0.0
 
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty without a copy."""

@@ -156,7 +156,7 @@ class Admission:
         """Return the expected time to first token, seconds."""
         ahead = self._queue.work_ahead(ticket) + (self._best_effort.work_ahead(ticket) if ticket.is_best_effort else 0)
         rate, now = sum(worker.rate for worker in workers), monotonic()
-        return ahead / rate + min(worker.expected_wait(now) + ticket.work / worker.rate for worker in workers)
+        return ahead / rate + min(worker.expected_ttft(now, ticket.work) for worker in workers)
 
     def queued(self) -> tuple[int, int]:
         """Return the number of queued requests, and the prompt tokens of those that are not best effort."""
@@ -260,7 +260,7 @@ class Admission:
         workers, now = self._table.soonest(CONSIDERED), monotonic()
         if sum(self._gate.is_spare(worker, now) for worker in workers) > self._granted_best_effort:
             return True
-        seconds = [left for worker in workers if (left := worker.prefill_seconds(now)) > 0]
+        seconds = [left for worker in workers if (left := worker.tokens_ahead(now) / worker.rate) > 0]
         if seconds and self._spare_timer is None:
             self._spare_timer = asyncio.get_running_loop().call_later(min(RECHECK_SECONDS, *seconds), self._recheck_spare)
         return False

@@ -36,7 +36,7 @@ class BestEffortShare:
 def has_spare_capacity(worker: Worker, least_itl: float, now: float) -> bool:
     """Return whether the worker should get a best-effort request. `least_itl`: tightest ITL bound of all classes, in seconds."""
     load = worker.load
-    if worker.prefill_seconds(now) > 0 or load.step_seconds > least_itl:
+    if worker.tokens_ahead(now) > 0 or load.step_seconds > least_itl:
         return False
     has_seats = not worker.max_running or max(load.running, worker.in_flight) < (1 - FREE_SHARE) * worker.max_running
     return has_seats and (not load.pages_total or load.pages_free >= FREE_SHARE * load.pages_total)

@@ -171,8 +171,6 @@ class Proxy:
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
-        sent_at = monotonic()
-        expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
         computed = PendingPrompt(worker, pending, prompt.params.stream, lambda: self._policy.release(choice))
         worker.in_flight += 1
         self._admission.record_sent(ticket)
@@ -181,8 +179,6 @@ class Proxy:
             request = self._request(call, prompt, choice, trace)
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
-            if call.held_stream is not None and worker.load.prefill_rate and began[1].status < 400:
-                worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:
             computed.end()

@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fairlead_index.expected_wait import expected_ttft
 from fairlead_index.score import CONSIDERED, SMALL_FLEET
 from fairlead_router.errors import ApiError, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -19,8 +20,8 @@ from fairlead_router.serving.promise_ledger import PromiseLedger
 
 Predict = Callable[[RoutingRequest], Mapping[str, int]]
 """Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
-PrefillSeconds = Callable[[str], float]
-"""Return the seconds of prefill ahead at a worker as all routers together know it, by its address; 0: not known."""
+TokensAhead = Callable[[str], float]
+"""Return the prompt tokens before a new prompt at a worker as all routers together know it, by its address; 0: not known."""
 
 MOST_SENT_SECONDS: Final = 4.0
 """Most seconds of prefill that count without a report of the worker: what four routers send ahead (`AHEAD_SECONDS`). The index is not
@@ -48,7 +49,7 @@ class SloGate:
         metrics: Metrics,
         classes: ServiceClasses,
         predict: Predict,
-        shared: PrefillSeconds = lambda address: 0.0,
+        shared: TokensAhead = lambda address: 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
@@ -78,18 +79,14 @@ class SloGate:
     def unsuitable(self, terms: ClassTerms) -> set[tuple[str, int]]:
         """Return the workers that the request should not go to, as (address, generation); none if that leaves no worker.
 
-        For best effort these are the workers without spare capacity, else those that do not meet the bounds. In a large fleet the policy
-        considers the soonest workers anyway, so only the ITL is checked there.
+        For best effort these are the workers without spare capacity, else those whose steps are too long for the class. The score alone
+        chooses by the time to first token.
         """
         fleet, now = self._table.usable((), terms.request.model), self._clock()
         if terms.service_class.is_best_effort:
             suitable = [worker for worker in fleet if self.is_spare(worker, now)]
-        elif len(fleet) > SMALL_FLEET or not terms.service_class.bounds_ttft:
-            suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         else:
-            request = _bounded(terms, now)
-            estimates = self._estimates(terms, fleet, self._held(terms), now)
-            suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
+            suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         if not suitable or len(suitable) == len(fleet):
             return set()
         return {(worker.address, worker.generation) for worker in fleet} - {(worker.address, worker.generation) for worker in suitable}
@@ -123,17 +120,17 @@ def promise_metrics(ledger: PromiseLedger) -> Iterator[Metric]:
 def estimate_worker(worker: Worker, uncached: int, now: float, shared: float = 0.0) -> WorkerEstimate:
     """Return what the worker can do for a prompt of which it must compute `uncached` tokens.
 
-    `shared`: seconds of prefill ahead with what other routers have sent since the last report, 0: not known.
+    `shared`: prompt tokens before it with what other routers have sent since the last report, 0: not known.
     """
-    load, ahead = worker.load, worker.prefill_seconds(now)
-    ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS))
+    load, ahead = worker.load, worker.tokens_ahead(now)
+    ahead = max(ahead, min(shared, ahead + MOST_SENT_SECONDS * load.rate))
     waiting = max(worker.pending_prompts, load.waiting)
     if worker.runs_cached_first and waiting:
         # Cached prompts go first, and have little to compute: a prompt waits for n others of its work, or for all that are ahead.
-        ahead = min(ahead, ahead / waiting + waiting * uncached / worker.rate)
+        ahead = min(ahead, ahead / waiting + waiting * uncached)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
-    wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
-    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
+    wait = 0.0 if is_idle else expected_ttft(load, ahead)
+    return WorkerEstimate(wait, load.prefill_rate, uncached, load.step_seconds, is_idle)
 
 
 def used_share(workers: Sequence[Worker]) -> float:
@@ -142,7 +139,7 @@ def used_share(workers: Sequence[Worker]) -> float:
     return own / max(own, sum(worker.load.running + worker.load.waiting for worker in workers))
 
 
-def _bounded(terms: ClassTerms, now: float, cached: int = 0) -> BoundedRequest:
+def _bounded(terms: ClassTerms, now: float, cached: int) -> BoundedRequest:
     elapsed, tokens = now - terms.arrived_at, terms.request.prompt_tokens
     return BoundedRequest(terms.key, terms.tenant, terms.priority, terms.service_class, elapsed, tokens, cached)
 

@@ -10,7 +10,7 @@ from tests.servers.redis_server import RedisServer
 from fairlead_index.mirror.reservations import ReservedTokens
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
-from fairlead_index.worker_load import PRIOR_RATE, WorkerCard, WorkerLoad
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 
@@ -66,8 +66,8 @@ async def test_routers_see_each_others_reservations_and_redis_sees_all(
         reservations = [[router.reserve("a:1", 100.0 + number) for number in range(20)] for router in routers]
         assert all(reserved_on(router) == 20 * 100 + 190 for router in routers)  # its own immediately
         await eventually(lambda: all_reserved(3 * (20 * 100 + 190)))
-        assert all(router.prefill_seconds("a:1") == 3 * (20 * 100 + 190) / PRIOR_RATE for router in routers)
-        assert routers[0].prefill_seconds("b:1") == 0, "an unknown worker"
+        assert all(router.tokens_ahead("a:1") == 3 * (20 * 100 + 190) for router in routers)
+        assert routers[0].tokens_ahead("b:1") == 0, "an unknown worker"
         assert not routers[0].release(reservations[1][0])  # not its own
         for router, mine in zip(routers, reservations, strict=True):
             assert all(router.release(reservation) for reservation in mine[5:])
@@ -79,7 +79,7 @@ async def test_routers_see_each_others_reservations_and_redis_sees_all(
             return not any(router.is_fresh for router in routers)
 
         await eventually(no_router_is_fresh)
-        assert routers[0].prefill_seconds("a:1") == 0, "without Redis the router counts what it sent itself"
+        assert routers[0].tokens_ahead("a:1") == 0, "without Redis the router counts what it sent itself"
         assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(reservations[0][0])
         own_server.start()
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from time import monotonic
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker, ready_key
-from fairlead_index.worker_load import WorkerLoad
+from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker
+from fairlead_index.worker_load import PRIOR_RATE, WorkerLoad
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.routing.chooser import ALONE_SECONDS, Chooser, Prefixes
 from fairlead_router.routing.policies import RoutingRequest
@@ -32,7 +34,7 @@ class Index:
 
     @property
     def soonest(self) -> Iterator[str]:
-        return iter(sorted(self.workers, key=lambda address: ready_key(self.workers[address], 0.0)))
+        return iter(sorted(self.workers, key=lambda address: self.workers[address].ready_key(0.0)))
 
     def refresh(self, scored: ScoredWorker) -> None:
         scored.reserved_tokens = sum(tokens for address, tokens in self.reserved.values() if address == scored.address)
@@ -78,6 +80,21 @@ def test_a_small_fleet_is_scored_whole_and_a_worker_that_the_index_lacks_by_its_
     del index.workers["w0:1"]
     ranking = chooser.rank(REQUEST, Prefixes({"w7:1": BLOCK * 100}, "mirror"))
     assert ranking.source == "mirror" and len(ranking.starts) == 8 and ranking.starts[0].address == "w0:1"
+
+
+@given(backlog=st.integers(0, 50_000), sent=st.integers(0, 50_000), age=st.integers(0, 9), rate=st.sampled_from([0.0, 500.0, 8000.0]))
+def test_the_score_and_the_table_of_workers_expect_the_same(backlog: int, sent: int, age: int, rate: float) -> None:
+    """Choices without an index, `LeastLoad`, service classes and the endpoint picker have one estimate of a worker."""
+    table, now = WorkerTable(), 100.0
+    table.set_addresses(["w0:1"])
+    (worker,) = table
+    worker.ready, worker.load_at = True, now - age
+    worker.load = WorkerLoad(backlog_tokens=backlog, prefill_rate=rate, step_seconds=0.02)
+    worker.begin_prompt(sent, now - 1)
+    [start] = Chooser(table, None, clock=lambda: now).rank(REQUEST, Prefixes({}, "late")).starts
+    assert start.seconds == worker.expected_ttft(now, REQUEST.prompt_tokens)
+    ahead = max(backlog - rate * age, sent - rate, 0)
+    assert start.seconds == pytest.approx((ahead + REQUEST.prompt_tokens) / (rate or PRIOR_RATE) + 0.02)
 
 
 def test_a_choice_reserves_its_work_until_it_is_released() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from array import array
 from collections import Counter
+from time import monotonic
 from typing import get_args
 
 import pytest
@@ -64,7 +65,7 @@ async def test_a_burst_spreads_before_any_new_load_report(table: WorkerTable) ->
     for _ in range(80):
         choice = await LeastLoad(table).choose(RoutingRequest(100), ())
         assert choice
-        choice.worker.pending_tokens += 100
+        choice.worker.begin_prompt(100, monotonic())
         chosen[choice.worker.address] += 1
     assert max(chosen.values()) == 10
 
@@ -100,7 +101,7 @@ async def test_without_the_index_a_prefix_stays_on_two_workers_until_others_are_
     talk = [draw.getrandbits(64) for _ in range(40)]
     home = chosen(talk)
     assert chosen([*talk, 5]) == home  # the next message of the chat: the key is hashed from the first thousand tokens
-    table.get(home).pending_tokens = 100_000  # type: ignore[union-attr]
+    table.get(home).begin_prompt(100_000, monotonic())  # type: ignore[union-attr]
     second = chosen(talk)
     assert second != home
     others = {chosen([draw.getrandbits(64) for _ in range(40)]) for _ in range(40)}

@@ -61,14 +61,13 @@ def test_a_prompt_counts_as_computed_when_its_answer_begins_or_its_time_has_pass
     """An answer in one piece begins only when it ends."""
     worker = Worker("a:1", lambda: 0.0)
     worker.load = WorkerLoad(prefill_rate=1000.0)
-    worker.begin_prompt(1000)
-    worker.begin_prompt(500)
-    begins = worker.prefill_until - 1.5
-    assert worker.prefill_seconds(begins + 0.1) == pytest.approx(1.4) and worker.prefill_seconds(begins + 1.6) == 0
+    worker.begin_prompt(1000, now=50.0)
+    worker.begin_prompt(500, now=50.0)
+    assert worker.tokens_ahead(50.1) == pytest.approx(1400) and worker.tokens_ahead(51.6) == 0
     worker.end_prompt(1000)
-    assert worker.prefill_seconds(begins + 0.1) == pytest.approx(0.5)
+    assert worker.tokens_ahead(50.1) == pytest.approx(500)
     worker.end_prompt(500)
-    assert worker.prefill_seconds(begins + 0.1) == 0
+    assert worker.tokens_ahead(50.1) == 0
 
 
 async def test_a_worker_gets_one_best_effort_prompt_at_a_time(fleet: Fleet) -> None:

@@ -253,7 +253,7 @@ def test_a_broken_promise_takes_no_second_turn() -> None:
 def test_the_router_says_why_it_refuses_and_counts_it() -> None:
     worker, warm = Worker("a:1", monotonic), (1, 2, 3)
     worker.load = WorkerLoad(prefill_rate=1000.0, running=1)
-    worker.begin_prompt(300)
+    worker.begin_prompt(300, monotonic())
     metrics = Metrics(WorkerTable())
     table = cast(WorkerTable, type("Table", (), {"usable": lambda *_: [worker]})())
 
@@ -271,7 +271,7 @@ def test_the_router_says_why_it_refuses_and_counts_it() -> None:
     for number in range(60):
         check(number, warm)
     check(100, ())  # nothing was refused yet
-    worker.begin_prompt(700)
+    worker.begin_prompt(700, monotonic())
     with pytest.raises(ApiError, match="the first token is expected after"):
         check(101, warm)
     worker.end_prompt(700)
@@ -298,7 +298,7 @@ def test_what_other_routers_have_sent_counts_before_a_report_shows_it() -> None:
         gate.check(ClassTerms(CHAT, RoutingRequest(100), 0, monotonic(), "", key), 0)
 
     check(0)
-    sent["a:1"] = 1.5  # seconds, and its bound is 1.05
+    sent["a:1"] = 1500  # 1.5 seconds, and its bound is 1.05
     with pytest.raises(ApiError, match="the first token is expected after 16"):
         check(1)
 

@@ -116,7 +116,7 @@ class Picker:
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
         others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, request.subset)]
-        others.sort(key=lambda worker: worker.expected_wait(now))
+        others.sort(key=lambda worker: worker.expected_ttft(now))
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
         client = request.client
@@ -163,7 +163,7 @@ class Picker:
         raise unavailable(f"No worker is ready{where}{status}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
-        wait = choice.worker.expected_wait(monotonic())
+        wait = choice.worker.expected_ttft(monotonic())
         if wait <= MOST_WAIT_SECONDS:
             return
         self._policy.release(choice)
