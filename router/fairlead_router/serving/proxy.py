@@ -170,7 +170,7 @@ class Proxy:
         `fresh`: use a new connection.
         """
         worker = choice.worker
-        pending = max(0, prompt.length - (choice.predicted or 0))
+        pending = max(0, prompt.prompt_tokens - (choice.predicted or 0))
         sent_at = monotonic()
         expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
         computed = PendingPrompt(worker, pending, prompt.params.stream, lambda: self._policy.release(choice))
