@@ -109,7 +109,7 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
 
 def report_cost(rows: int, steps: int = 500) -> dict[str, float]:
     """Return the median microseconds to build a `Step` and to encode it for ZeroMQ. All rows decode."""
-    requests = [Request(f"cmpl-0123456789abcdef-{i}", array("I", (1,)), 1, Sampling(max_tokens=9), 1, i) for i in range(rows)]
+    requests = [Request(Submit(f"cmpl-0123456789abcdef-{i}", b"", Sampling(max_tokens=9), 1), array("I", (1,)), 1, i) for i in range(rows)]
     outputs = StepOutputs(decoded=requests, tokens=[30_000 + i for i in range(rows)])
     plan, result = StepPlan([], decodes=rows, samples=rows), StepResult([], seconds=0.01)
     watch, encoder, load = RequestTimer(), Encoder(), Load(running=rows)

@@ -25,7 +25,7 @@ import fairlead_worker.model.packed as packed
 from bench.common.report import make_parser, write_report
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -93,11 +93,9 @@ def bandwidth(clock: Callable[[], float]) -> float:
 def plans(rows: int = ROWS) -> dict[str, StepPlan]:
     requests = [
         Request(
-            str(i),
+            Submit(str(i), b"", Sampling(max_tokens=64, temperature=0), root=0),
             array("I", [(i * 37 + j * 11) % 8000 for j in range(PROMPT + 1)]),
             PROMPT,
-            Sampling(max_tokens=64, temperature=0),
-            root=0,
             arrival=i,
         )
         for i in range(rows)

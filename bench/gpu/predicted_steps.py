@@ -22,7 +22,7 @@ from bench.common.report import ROOT, make_parser, write_report
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.runner_builder import RunnerBuilder
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.model.fused.sums import group_of
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -186,7 +186,7 @@ def prefill_plan(tokens: int) -> StepPlan:
 
 def _row(number: int, start: int, count: int, length: int) -> Row:
     pages = -(-length // PAGE)
-    request = Request(str(number), array("I", bytes(4 * length)), length, Sampling(max_tokens=1, temperature=0), 0, number)
+    request = Request(Submit(str(number), b"", Sampling(max_tokens=1, temperature=0), 0), array("I", bytes(4 * length)), length, number)
     return Row(request, start, count, array("i", range(number * pages, (number + 1) * pages)), True)
 
 

@@ -226,7 +226,7 @@ class App:
             await router.handler.forward_unprompted(call, reply)
             return
         prompt = await self._prompt(call)
-        router.demand.request_started(0 if call.is_best_effort else prompt.length)
+        router.demand.request_started(0 if call.is_best_effort else prompt.prompt_tokens)
         call.is_counted = True
         if router.redirector.is_enabled and not has_opted_out(request.headers) and not uses_stored_response(path, call.body):
             raise await router.redirector.redirect(call, prompt)
@@ -299,14 +299,13 @@ class App:
         began = monotonic()
         with call.span.child("tokenize"):
             assert call.account is not None
-            tenant, pay = call.caller.tenant.name, call.account.use
-            prompt = await self._router.prompts.read(call.head.path, call.body, call.caller.salt, call.head.session, tenant, pay)
+            prompt = await self._router.prompts.read(call.head.path, call.body, call.caller, call.head.session, call.account.use)
             if prompt.min_tokens and not self._router.table.last_runtime:  # another engine may cut it
                 raise too_long(call.head.path, prompt.min_tokens, prompt.longest)
             if call.head.path == CHAT:
                 prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)
-        call.outcome.prompt_tokens, call.outcome.model = prompt.length, prompt.model
+        call.outcome.prompt_tokens, call.outcome.model = prompt.prompt_tokens, prompt.model
         return prompt
 
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:

@@ -13,7 +13,7 @@ from bench.gpu.device import Device
 from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import PAGE, Kit
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
@@ -61,7 +61,7 @@ def draft_plan(rows: int, context: int, vocabulary: int) -> StepPlan:
     made = []
     for number in range(rows):
         tokens = array("I", [(number * 31 + place * 7) % vocabulary for place in range(context)])
-        request = Request(str(number), tokens, context - 1, Sampling(max_tokens=100, temperature=0.0), 0, number)
+        request = Request(Submit(str(number), b"", Sampling(max_tokens=100, temperature=0.0), 0), tokens, context - 1, number)
         pages = array("i", range(number * each, (number + 1) * each))
         made.append(Row(request, context - 1, 1 + LENGTH, pages, True))
     return StepPlan(made, decodes=rows, samples=rows, drafted=rows * LENGTH)

@@ -12,7 +12,7 @@ import torch
 from bench.gpu import interpreter
 from bench.gpu.device import Device
 from bench.gpu.roofline import Rates, beside_roofline, rates_of
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.sampling.device_filters import DeviceFilters, FilterLibrary, make_device_filters
 from fairlead_worker.sampling.filters import keep_sorted
 from fairlead_worker.sampling.sampler import sample
@@ -122,4 +122,5 @@ def compare(
 
 def _request(number: int, setting: dict[str, Any]) -> Request:
     tokens = array("I", [(number * 13 + place) % 60 for place in range(40)])
-    return Request(str(number), tokens, 20, Sampling(max_tokens=100, seed=number * 7919, **setting), 0, number)
+    sampling = Sampling(max_tokens=100, seed=number * 7919, **setting)
+    return Request(Submit(str(number), b"", sampling, 0), tokens, 20, number)

@@ -18,11 +18,11 @@ from fairlead_index.arrival_rate import ArrivalRate
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.ipc.messages import CacheEvent, Sampling
+from fairlead_worker.ipc.messages import CacheEvent, Sampling, Submit
 from fairlead_worker.scheduler.request import Request as EngineRequest
 from fairlead_worker.scheduler.stats import KEEP
 
-_SAMPLING = Sampling(max_tokens=1)
+_SUBMIT = Submit("", b"", Sampling(max_tokens=1), 0)
 _ALMOST = 1e-6
 """Tokens or steps that rounding may leave of a prompt or an answer that ends now."""
 
@@ -116,7 +116,7 @@ class Pod:
         number = next(self._numbers)
         self._arrivals.record(now)
         tokens = array("I", request.blocks[: self.model.cache_blocks].tobytes()) or array("I", bytes(4 * PAGE))
-        engine_request = EngineRequest("", tokens, len(tokens), _SAMPLING, 0, number)
+        engine_request = EngineRequest(_SUBMIT, tokens, len(tokens), number)
         self._waiting[number] = request, engine_request
         self._rounding += request.prompt_tokens - len(tokens) * BLOCK_TOKENS / PAGE
         self._queue.add(engine_request)

@@ -232,7 +232,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.keep_alive = self._parser.should_keep_alive()
         request.is_http10 = self._parser.get_http_version() == "1.0"
         length, codings = body_headers(request.headers)
-        self._framing.begin_body(length)
+        self._framing.reset(length)
         if fault := find_fault(self._parser.get_http_version(), request.headers):
             self._refuse(400, b"Bad Request", fault, "bad_request")
             return
@@ -269,7 +269,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._serve(request)
         else:
             self._next = request
-            self._limiter.clear_deadline(self)  # no body timeout while reading is paused
+            self.deadline = 0.0  # no body timeout while reading is paused
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
@@ -287,8 +287,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         request, self._parsing = self._parsing, None
-        self._framing.end_message()
-        self._limiter.clear_deadline(self)
+        self._framing.reset()
+        self.deadline = 0.0
         if request is not None:
             request.is_complete = True
             request.wake()

@@ -96,10 +96,6 @@ class ConnectionLimiter:
         """Start the timeout of a request's body."""
         connection.deadline = monotonic() + self._body_timeout
 
-    def clear_deadline(self, connection: LimitedConnection) -> None:
-        """End the timeout: the request is complete."""
-        connection.deadline = 0.0
-
     def mark_idle(self, connection: LimitedConnection) -> None:
         """Mark a connection as idle after its response, unless its next request has begun."""
         if not connection.deadline and connection in self._open:

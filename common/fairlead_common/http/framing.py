@@ -61,8 +61,9 @@ class Framing:
         self.overhead += end - start
         return end
 
-    def begin_body(self, length: int) -> None:
-        """Start a body after its head is parsed. `length`: the Content-Length; 0 if there is none or the body is chunked."""
+    def reset(self, length: int = 0) -> None:
+        """Start a body after its head is parsed, or a head after a message. `length`: the Content-Length; 0 for a head, and for a body
+        that is chunked or has no length."""
         self.body_left, self.overhead, self._tail = length, 0, b""
 
     def count_body(self, size: int) -> None:
@@ -71,10 +72,6 @@ class Framing:
         The limited allowance refuses a body in chunks of one byte. It would cost the event loop a microsecond a byte, endlessly.
         """
         self.overhead = max(0, self.overhead - 2 * size)
-
-    def end_message(self) -> None:
-        """Reset the counters after a message is parsed to its end."""
-        self.begin_body(0)
 
     def _end_of(self, data: bytes, start: int) -> int:
         tail, self._tail = self._tail, b""

@@ -18,7 +18,6 @@ from fairlead_router.routing.policies import Choice
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.upstream_request import build_routing_request
 
 PENDING_SECONDS: Final = 1.0
 """Time that a redirected prompt counts as pending at its worker; afterwards the worker's own report includes it."""
@@ -68,13 +67,12 @@ class Redirector:
         """Return the redirect of a request. Waits for a worker while there is none; raises ApiError 503 when that takes too long."""
         assert call.account is not None
         priority = call.caller.effective_priority(prompt.params.priority)
-        request = build_routing_request(prompt, call.caller, call.head.session)
-        ticket = Ticket(call.account, priority, prompt.length, call.reserved_bytes, request=request)
+        ticket = Ticket(call.account, priority, prompt.prompt_tokens, call.reserved_bytes, request=prompt)
         try:
             choice = await self._proxy.choose(ticket, Attempts(), (), call.head.path)
         finally:
             self._admission.leave(ticket)
-        worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
+        worker, pending = choice.worker, max(0, prompt.prompt_tokens - (choice.predicted or 0))
         call.outcome.worker, call.outcome.predicted_tokens = worker.address, choice.predicted
         worker.begin_prompt(pending, monotonic())
         asyncio.get_running_loop().call_later(PENDING_SECONDS, worker.end_prompt, pending)

@@ -9,7 +9,6 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.index_lookups import IndexLookups
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.routing.prefix_aware import PrefixAware
-from fairlead_router.serving.upstream_request import build_routing_request
 from fairlead_router.tenancy.tenants import Caller
 
 PATH: Final = "/fairlead/score"
@@ -27,14 +26,12 @@ class ScorePage:
         if self._policy is None:
             message = f"Policy {self._name} has no score: only PrefixAware compares workers by one."
             raise ApiError(501, message, kind="server_error", code="no_score")
-        tenant = caller.tenant.name
-        prompt = await self._prompts.read("", raw, caller.salt, "", tenant)
-        request = build_routing_request(prompt, caller, "")
+        prompt = await self._prompts.read("", raw, caller)
         if self._lookups is None:
-            ranking = await self._policy.rank(request)
+            ranking = await self._policy.rank(prompt)
         else:
-            async with self._lookups.turn(tenant):
-                ranking = await self._lookups.rank(request)
+            async with self._lookups.turn(caller.tenant.name):
+                ranking = await self._lookups.rank(prompt)
         workers = [
             {
                 "pod": worker.pod if (worker := self._table.get(start.address)) is not None else "",
@@ -47,4 +44,4 @@ class ScorePage:
             }
             for start in ranking.starts
         ]
-        return msgspec.json.encode({"prompt_tokens": prompt.length, "source": ranking.source, "workers": workers})
+        return msgspec.json.encode({"prompt_tokens": prompt.prompt_tokens, "source": ranking.source, "workers": workers})

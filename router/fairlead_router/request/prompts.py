@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import thread_time
@@ -24,7 +24,8 @@ from fairlead_router.request import validation
 from fairlead_router.request.body import Chain, Encoded, Encoding, RequestParams, encode, read_fields
 from fairlead_router.request.parser_pool import ParserPool, ParserProcess
 from fairlead_router.request.price import TOKEN_PRICE, price_of, price_of_cpu
-from fairlead_router.tenancy.tenants import ANONYMOUS
+from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.tenancy.tenants import ANONYMOUS, Caller
 
 _BYTES_A_TOKEN = 4
 """Estimate for prompts that are not tokenized here; it only serves to compare waiting times."""
@@ -45,23 +46,17 @@ arguments of its tool calls, or a text that is tokenized in pieces first."""
 Result = TypeVar("Result")
 
 
-class Prompt(msgspec.Struct, frozen=True):
-    """The router's knowledge of a prompt. `tokens` is set only where the worker may use them instead of the text."""
+class Prompt(RoutingRequest, frozen=True, kw_only=True):
+    """The router's knowledge of a prompt: what a routing policy reads, and what the worker gets.
 
-    length: int = 0
-    """Number of tokens; estimated from bytes if the prompt was not tokenized."""
-    hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
+    `prompt_tokens` is estimated from bytes if the prompt was not tokenized.
+    """
+
     tokens: "array[int] | None" = None
-    format_tag: str = ""
+    """Set only where the worker may use them instead of the text."""
     params: RequestParams = RequestParams()
     salt: str = ""
     """Salt of the tenant and the client's `cache_salt`. It is part of the root of `hashes`, and the worker gets it in a header."""
-    model: str = ""
-    """Model name that the worker must serve; empty where every worker does."""
-    adapter: str = ""
-    """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
-    other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
-    """Block hashes of the same tokens in other formats of the workers, by tag."""
     engine_tokens: "Mapping[str, array[int]]" = msgspec.field(default_factory=dict)
     """Tokens in formats whose engine renders the chat otherwise, by tag. Its agent counts with them, and the engine gets the text."""
     price: float = 0.0
@@ -77,10 +72,10 @@ class Prompt(msgspec.Struct, frozen=True):
         return self.tokens if tag in (self.format_tag, *self.other_hashes) else None
 
 
-def estimate_prompt(size: int, salt: str = "") -> Prompt:
+def estimate_prompt(size: int, salt: str = "", session: str = "") -> Prompt:
     """Return the estimate for a body of `size` bytes that is not read here and generates nothing. Its price is the worker's."""
-    length = size // _BYTES_A_TOKEN
-    return Prompt(length=length, params=RequestParams(max_output=0), salt=salt, price=price_of(size, JsonSize(0, 0), length))
+    tokens, params = size // _BYTES_A_TOKEN, RequestParams(max_output=0)
+    return Prompt(tokens, session=session, params=params, salt=salt, price=price_of(size, JsonSize(0, 0), tokens))
 
 
 class Prompts:
@@ -108,12 +103,11 @@ class Prompts:
         self,
         path: str,
         body: bytes,
-        salt_of: Callable[[str], str] = ANONYMOUS.salt,
+        caller: Caller = ANONYMOUS,
         session: str = "",
-        tenant: str = "",
         pay: Callable[[float], None] = lambda tokens: None,
     ) -> Prompt:
-        """Read a body. `salt_of`: returns the caller's salt, given the client's own. `session`: the client's name of the conversation.
+        """Read a body. `caller`: whose request it is. `session`: the client's name of the conversation.
 
         `pay` takes the price in tokens, whether or not the request is refused. Large bodies are read in processes, one at a time for
         each tenant: they take up to 170 times their size, and seconds of CPU. An empty `path` stands for that of a chat or a completion.
@@ -124,12 +118,12 @@ class Prompts:
         is_short = len(body) <= INLINE_BYTES
         size = UNCOUNTED if is_short else self._check_here(body, pay)
         if size is None:
-            return await self._read_large(path, body, salt_of, session, tenant, pay)
+            return await self._read_large(path, body, caller, session, pay)
         try:
             if is_short:
-                prompt = self._read(path, body, salt_of, session, size)
+                prompt = self._read(path, body, caller, session, size)
             else:
-                prompt = await self._in_thread(tenant, len(body), self._read, path, body, salt_of, session, size)
+                prompt = await self._in_thread(caller.tenant.name, len(body), self._read, path, body, caller, session, size)
         except asyncio.CancelledError:  # the client is gone, and the prompt is tokenized nevertheless
             pay(price_of(len(body), size, len(body) // _BYTES_A_TOKEN))
             raise
@@ -146,9 +140,7 @@ class Prompts:
             return await start()
         return await self._slots.run(tenant, lambda slot: start())
 
-    async def _read_large(
-        self, path: str, body: bytes, salt_of: Callable[[str], str], session: str, tenant: str, pay: Callable[[float], None]
-    ) -> Prompt:
+    async def _read_large(self, path: str, body: bytes, caller: Caller, session: str, pay: Callable[[float], None]) -> Prompt:
         paid = 0.0
 
         def pay_for_cpu(seconds: float) -> None:
@@ -156,7 +148,7 @@ class Prompts:
             paid = price_of_cpu(len(body), seconds)
             pay(paid)
 
-        prompt = await self._pool.run(tenant, partial(self._read_in_process, path, body, salt_of, session), pay_for_cpu)
+        prompt = await self._pool.run(caller.tenant.name, partial(self._read_in_process, path, body, caller, session), pay_for_cpu)
         return msgspec.structs.replace(prompt, price=paid)
 
     async def validate(self, path: str, body: bytes, tenant: str = "", pay: Callable[[float], None] = lambda tokens: None) -> None:
@@ -194,7 +186,7 @@ class Prompts:
         hashes = block_hashes(prompt_root(known.format, prompt.adapter, prompt.salt), tokens, known.format.block_tokens)
         prompt = msgspec.structs.replace(prompt, engine_tokens={**prompt.engine_tokens, tag: tokens})
         if tag == prompt.format_tag:
-            return msgspec.structs.replace(prompt, length=len(tokens), hashes=hashes)
+            return msgspec.structs.replace(prompt, prompt_tokens=len(tokens), hashes=hashes)
         return msgspec.structs.replace(prompt, other_hashes={**prompt.other_hashes, tag: hashes})
 
     def model_names(self) -> list[str]:
@@ -212,11 +204,11 @@ class Prompts:
             raise validation.too_large(error) from None
         return size if size.objects <= THREAD_OBJECTS else None
 
-    def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, size: JsonSize) -> Prompt:
+    def _read(self, path: str, raw: bytes, caller: Caller, session: str, size: JsonSize) -> Prompt:
         is_timed = len(raw) > INLINE_BYTES or needs_conversion(path)
         began = thread_time() if is_timed else 0.0  # a system call, so not for what is short and read without tokens
         params, body = read_fields(path, raw, session, self._canary_for is not None, size)
-        prompt, known, encoding = self._plan(params, len(raw), salt_of)
+        prompt, known, encoding = self._plan(params, len(raw), caller, session)
         if known is not None and encoding is not None:
             began = began or thread_time()
             prompt = _with_encoded(prompt, known, encoding, encode(params.path, body, known.encoder, encoding))
@@ -224,31 +216,33 @@ class Prompts:
             return msgspec.structs.replace(prompt, price=max(prompt.price, price_of_cpu(len(raw), cpu)))
         return prompt
 
-    def _read_in_process(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str, process: ParserProcess) -> Prompt:
+    def _read_in_process(self, path: str, raw: bytes, caller: Caller, session: str, process: ParserProcess) -> Prompt:
         params = process.read(path, raw, session, self._canary_for is not None, self._formats.longest_prompt())
-        prompt, known, encoding = self._plan(params, len(raw), salt_of)
+        prompt, known, encoding = self._plan(params, len(raw), caller, session)
         if known is None or encoding is None:
             return prompt
         return _with_encoded(prompt, known, encoding, process.encode(known.tag, known.format, encoding))
 
-    def _plan(self, params: RequestParams, size: int, salt_of: Callable[[str], str]) -> tuple[Prompt, KnownFormat | None, Encoding | None]:
+    def _plan(self, params: RequestParams, size: int, caller: Caller, session: str) -> tuple[Prompt, KnownFormat | None, Encoding | None]:
         """Return what is known without the prompt's tokens, and how to encode it; None for a prompt that is not encoded here.
 
         Raises ApiError 404.
         """
         name = params.model or ""
         adapter = None if params.model is None or self._formats.has_model(name) else self._adapter(params.model)
-        salt = salt_of(params.salt)
+        salt = caller.salt(params.salt)
         canary = self._canary_for(params.conversation) if self._canary_for is not None else ""
         known = self._formats.of_model(params.model, canary) if self._tokenize else None
         has_kv = known is not None and params.path not in POOLED
         digest = adapter.digest if adapter is not None and has_kv else ""
         prompt = Prompt(
             size // _BYTES_A_TOKEN,
+            session=caller.session(session or params.user),
+            model=name if adapter is not None or self._formats.is_name_partial(name) else "",
+            conversation=params.conversation,
+            adapter=digest,
             params=params,
             salt=salt,
-            model=name if adapter is not None or self._formats.is_name_partial(name) else "",
-            adapter=digest,
             price=price_of(size, params.size, 0),
         )
         if known is None:
@@ -286,10 +280,10 @@ def _with_encoded(prompt: Prompt, known: KnownFormat, encoding: Encoding, encode
         return msgspec.structs.replace(prompt, adapter="", price=price, min_tokens=encoded.min_tokens, longest=encoding.max_tokens)
     sent = tokens if encoded.is_single else None
     if not encoding.chains:
-        return msgspec.structs.replace(prompt, length=len(tokens), tokens=sent, format_tag=known.tag, price=price)
+        return msgspec.structs.replace(prompt, prompt_tokens=len(tokens), tokens=sent, format_tag=known.tag, price=price)
     hashes, *others = encoded.hashes
     tags = (chain.tag for chain in encoding.chains[1:])
     other_hashes = dict(zip(tags, others, strict=True))
     return msgspec.structs.replace(
-        prompt, length=len(tokens), hashes=hashes, tokens=sent, format_tag=known.tag, price=price, other_hashes=other_hashes
+        prompt, prompt_tokens=len(tokens), hashes=hashes, tokens=sent, format_tag=known.tag, price=price, other_hashes=other_hashes
     )

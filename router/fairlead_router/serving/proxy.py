@@ -170,7 +170,7 @@ class Proxy:
         `fresh`: use a new connection.
         """
         worker = choice.worker
-        pending = max(0, prompt.length - (choice.predicted or 0))
+        pending = max(0, prompt.prompt_tokens - (choice.predicted or 0))
         computed = PendingPrompt(worker, pending, prompt.params.stream, lambda: self._policy.release(choice))
         worker.in_flight += 1
         self._admission.record_sent(ticket)

@@ -15,12 +15,10 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.price import FORWARDED_PRICE, RENDERED_PRICE
 from fairlead_router.request.prompts import Prompt, estimate_prompt
-from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.slo_gate import ClassTerms
-from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.class_selection import priority_of, select_class
@@ -126,7 +124,7 @@ class RequestHandler:
         """Charge the expected tokens of a request of `size` bytes that was read. Raises ApiError 429 when the bucket has too few."""
         params = prompt.params
         # With several prompts, only the first was tokenized.
-        tokens = prompt.length if params.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
+        tokens = prompt.prompt_tokens if params.prompts == 1 else max(prompt.prompt_tokens, size // _BYTES_A_TOKEN)
         charge = Charge(account, tokens, params.max_output, params.sequences, prompt.price)
         self.check_quota(account, charge.expected, charge.paid)
         charge.take()
@@ -150,15 +148,17 @@ class RequestHandler:
         """
         assert call.account is not None
         call.service_class = None
-        prompt = estimate_prompt(len(call.body), call.caller.salt(""))  # the worker's token cache is separate for each tenant too
+        caller = call.caller
+        salt = caller.salt("")  # the worker's token cache is separate for each tenant too
+        prompt = estimate_prompt(len(call.body), salt, caller.session(call.head.session))
         if call.body:
             call.account.use(prompt.price)
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
         self.check_debt(call.account)
         call.account.use(FORWARDED_PRICE)
-        call.worker_headers = worker_headers(prompt, call.caller) + self._stored_response_headers(call)
-        ticket = Ticket(call.account, 0, 0, 0, request=build_routing_request(prompt, call.caller, call.head.session))
+        call.worker_headers = worker_headers(prompt, caller) + self._stored_response_headers(call)
+        ticket = Ticket(call.account, 0, 0, 0, request=prompt)
         try:
             await self._proxy.forward(call, prompt, reply, ticket)
         finally:
@@ -182,10 +182,9 @@ class RequestHandler:
         call.worker_headers += self.response_headers(call.head.path, prompt, call.caller)
         keep_alive = call.held_stream.keep_alive if call.held_stream is not None else None
         priority = priority_of(call.service_class, call.caller, prompt.params.priority)
-        request = build_routing_request(prompt, call.caller, call.head.session)
-        terms = _terms(call.service_class, call, request, priority) if call.service_class is not None else None
+        terms = _terms(call.service_class, call, prompt, priority) if call.service_class is not None else None
         size, cost = call.reserved_bytes, charge.expected
-        ticket = Ticket(account, priority, prompt.length, size, cost=cost, keep_alive=keep_alive, terms=terms, request=request)
+        ticket = Ticket(account, priority, prompt.prompt_tokens, size, cost=cost, keep_alive=keep_alive, terms=terms, request=prompt)
         is_refused = False
         try:
             with call.span.child("queue"):
@@ -206,7 +205,22 @@ class RequestHandler:
                 account.serve(difference)
 
 
-def _terms(service_class: ServiceClass, call: Call, request: RoutingRequest, priority: int) -> ClassTerms:
+def _terms(service_class: ServiceClass, call: Call, prompt: Prompt, priority: int) -> ClassTerms:
     tenant = call.caller.tenant.name
     key = (tenant, service_class.name, call.head.path, xxhash.xxh3_128_digest(call.body))
-    return ClassTerms(service_class, request, priority, call.head.started_at, tenant, key)
+    return ClassTerms(service_class, prompt, priority, call.head.started_at, tenant, key)
+
+
+def worker_headers(prompt: Prompt, caller: Caller, service_class: ServiceClass | None = None) -> Headers:
+    """Return the router's own headers for the worker. Clients' headers of these names are not forwarded."""
+    headers: Headers = []
+    if prompt.salt:
+        headers.append((b"x-fairlead-cache-salt", prompt.salt.encode()))
+    tenant = caller.tenant.name
+    if tenant:
+        headers.append((b"x-fairlead-tenant", tenant.encode()))
+        if prompt.params.stream:
+            headers.append((b"x-fairlead-usage", b"1"))
+    if tenant or service_class is not None:
+        headers.append((b"x-fairlead-priority", b"%d" % priority_of(service_class, caller, prompt.params.priority)))
+    return headers

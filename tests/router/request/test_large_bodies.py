@@ -87,7 +87,8 @@ async def test_an_expensive_body_is_read_in_another_process_with_the_same_result
     assert (await post(router, COMPLETIONS, raw)).status_code == 200
     assert not [size for size in decoded if size == len(raw)]
     (request,), (prompt,), format = worker.received, made, make_format()
-    expected = router.server.router.prompts._read(COMPLETIONS, raw, lambda given: prompt.salt, "", check_json(raw, 1 << 20))
+    anna = router.server.router.handler.keys.authenticate(ANNA.encode())
+    expected = router.server.router.prompts._read(COMPLETIONS, raw, anna, "", check_json(raw, 1 << 20))
     assert prompt.price > 0, "its CPU time"
     assert msgspec.structs.replace(prompt, price=0.0) == msgspec.structs.replace(expected, price=0.0) and prompt.tokens
     assert list(prompt.hashes) == list(block_hashes(prompt_root(format, "", prompt.salt), prompt.tokens, format.block_tokens))
@@ -168,11 +169,11 @@ async def test_a_tenants_dense_bodies_hold_one_thread(fleet: Fleet, tmp_path: Pa
     router, _ = await guarded(fleet, tmp_path)
     reading, go, read = list[str](), threading.Event(), Prompts._read
 
-    def slow(self: Prompts, path: str, raw: bytes, salt_of: Any, *rest: Any) -> Prompt:
+    def slow(self: Prompts, path: str, raw: bytes, caller: Any, *rest: Any) -> Prompt:
         reading.append(raw.decode()[:60])
         if b"hers" in raw:
             go.wait()
-        return read(self, path, raw, salt_of, *rest)
+        return read(self, path, raw, caller, *rest)
 
     monkeypatch.setattr(Prompts, "_read", slow)
     asking = [asyncio.create_task(ask(router, ANNA, f"hers {number}" + "! ?" * 20_000)) for number in range(8)]

@@ -37,7 +37,7 @@ async def test_a_single_text_is_sent_with_its_tokens_and_no_prediction(given: ob
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)
     prompt = await router.server.router.prompts.read("/v1/embeddings", msgspec.json.encode({"input": given, "cache_salt": "s"}))
-    assert not len(prompt.hashes) and prompt.length == len(TEXT) and (prompt.params.max_output, prompt.params.salt) == (0, "s")
+    assert not len(prompt.hashes) and prompt.prompt_tokens == len(TEXT) and (prompt.params.max_output, prompt.params.salt) == (0, "s")
     assert (await router.client.post("/v1/embeddings", json={"input": given})).status_code == 200
     assert worker.received[0].tokens is not None and len(worker.received[0].tokens) == len(TEXT)
 

@@ -12,6 +12,7 @@ from fairlead_common.protocols.paths import CHAT, MESSAGES, RESPONSES
 from fairlead_router.request.parser_pool import ParserProcess
 from fairlead_router.request.price import MICROSECONDS_A_TOKEN
 from fairlead_router.request.prompts import THREAD_OBJECTS
+from fairlead_router.tenancy.tenants import ANONYMOUS
 
 
 async def test_arguments_of_tool_calls_are_paid_also_where_their_prompt_is_refused(fleet: Fleet) -> None:
@@ -22,7 +23,7 @@ async def test_arguments_of_tool_calls_are_paid_also_where_their_prompt_is_refus
     size = check_json(raw, 0, THREAD_OBJECTS)
     assert size.objects < 30, "the arguments are one text"
     began = thread_time()
-    prompt = router.server.router.prompts._read(CHAT, raw, lambda given: given, "", size)
+    prompt = router.server.router.prompts._read(CHAT, raw, ANONYMOUS, "", size)
     assert prompt.tokens is None
     assert 0.8 * (thread_time() - began) <= 1e-6 * MICROSECONDS_A_TOKEN * prompt.price
 
@@ -40,7 +41,7 @@ async def test_the_conversion_of_other_protocols_is_paid(fleet: Fleet, path: str
     raw = json.dumps(body).encode()
     size = check_json(raw, 0, THREAD_OBJECTS)
     began = thread_time()
-    prompt = router.server.router.prompts._read(path, raw, lambda given: given, "", size)
+    prompt = router.server.router.prompts._read(path, raw, ANONYMOUS, "", size)
     assert 0.8 * (thread_time() - began) <= 1e-6 * MICROSECONDS_A_TOKEN * prompt.price
 
 

@@ -25,8 +25,8 @@ from fairlead_router.router import Router
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.service_classes import BATCH, ServiceClass, ServiceClasses
+from fairlead_router.serving.request_handler import worker_headers
 from fairlead_router.serving.slo_report import SloReport
-from fairlead_router.serving.upstream_request import worker_headers
 from fairlead_router.tenancy.charge import UsageMeter
 from fairlead_router.tenancy.tenants import LOWEST, Caller, KeyFileError, Tenant, read_keys
 from fairlead_router.wire.held_stream import HeldStream

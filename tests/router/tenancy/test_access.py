@@ -189,7 +189,7 @@ async def test_tenants_hash_their_prompts_apart(fleet: Fleet, tmp_path: Path) ->
     hashes = {}
     for key in (ANNA, BORIS):
         caller = router.server.router.handler.keys.authenticate(key.encode())
-        hashes[key] = list((await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20), caller.salt)).hashes)
+        hashes[key] = list((await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20), caller)).hashes)
     plain = await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20))
     assert not set(hashes[ANNA]) & set(hashes[BORIS]) and not set(plain.hashes) & set(hashes[ANNA] + hashes[BORIS])
     root = prompt_root(worker.format, salt=cache_salt(SECRET.encode(), "tenant:anna"))

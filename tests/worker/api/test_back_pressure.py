@@ -126,7 +126,7 @@ async def test_masks_are_counted_of_a_choice_that_a_stop_string_ends() -> None:
 
     cpu = RequestCpu("anna", UnreportedCpu())
     choice = SimpleNamespace(finish_reason=None, output_tokens=100, process=process, timing=None)
-    request = SimpleNamespace(choices=[choice], prompts=[[1]], best_of=1)
+    request = SimpleNamespace(choices=[choice], prompts=[[1]], options=SimpleNamespace(best_of=1))
     worker = MagicMock()
     worker.engine.state.stall_seconds = 0.0
     run = GenerationRun(worker, cast(Any, request), NO_SPAN, cpu)

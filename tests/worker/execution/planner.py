@@ -4,13 +4,13 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
 from fairlead_worker.scheduler.request import Request
 
 
 def make_request(name: str, tokens: Sequence[int], sampling: Sampling, arrival: int = 0) -> Request:
-    return Request(name, array("I", tokens), len(tokens), sampling, root=0, arrival=arrival)
+    return Request(Submit(name, b"", sampling, root=0), array("I", tokens), len(tokens), arrival)
 
 
 class Planner:

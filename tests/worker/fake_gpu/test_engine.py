@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.execution.test_draft import Asking
@@ -105,7 +106,7 @@ def test_lora_adapters_with_and_without_graphs(gpu: FakeGpu, tmp_path: Path) -> 
     gpu.record.clear()
     requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(3)]
     for adapter, request in enumerate(requests):
-        request.adapter = min(adapter, 1)
+        request.submit = replace(request.submit, adapter=min(adapter, 1))
     Planner(requests, PAGES, PAGE, 24).run(runner)
     assert unexpected(gpu.record) == []
     assert gpu.record.launches < len(gpu.record.kernels), "decodes with adapters are in graphs"
@@ -240,7 +241,7 @@ def test_lora_adapters_on_a_rank_are_in_graphs(gpu: FakeGpu, tmp_path: Path) -> 
     runner = RunnerBuilder(loaded=loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=2, group=group).build()
     adapters.load(1, "a", "file:///a", tmp_path)
     requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(2)]
-    requests[1].adapter = 1
+    requests[1].submit = replace(requests[1].submit, adapter=1)
     gpu.record.clear()
     Planner(requests, PAGES, PAGE, 64).run(runner)
     assert unexpected(gpu.record) == [] and runner.graph_failure == ""

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
-from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
+from fairlead_worker.api.generation.sampling import read_options
 from fairlead_worker.api.output.parsers import OutputParsers
 from fairlead_worker.api.output.tool_choice import Function, ToolUse
 from fairlead_worker.api.schema import ChatRequest
@@ -104,7 +104,7 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
         choice = Choice(
             encoder,
             encoder.encode_text("prompt"),
-            build_sampling_request(ChatRequest(), {}, RequestOrigin()),
+            read_options(ChatRequest(), {}),
             (1,),
             model_parsers.create_parser(ParserOptions(Tools(SCHEMAS)), sample.tail),
             encoder.find_special_tokens(model_parsers.collect_markers()),

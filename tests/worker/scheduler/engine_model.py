@@ -48,7 +48,7 @@ def kv(value: int, tokens: "array[int]") -> list[int]:
 
 
 def root_value_of(request: Request) -> int:
-    return root_value(request.root, bool(request.adapter))
+    return root_value(request.submit.root, bool(request.submit.adapter))
 
 
 def next_token(value: int) -> int:
@@ -363,11 +363,11 @@ class EngineModel:
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         for shares, amount in ((scheduler.admission._places, lambda r: 1), (scheduler.admission._pages, lambda r: r.expected_pages)):
             held = {(p, tenant): count for p, tenants in shares._held.items() for tenant, count in tenants.items()}
-            assert +Counter(held) == +sum((Counter({(r.priority, r.tenant): amount(r)}) for r in running), Counter())
+            assert +Counter(held) == +sum((Counter({(r.submit.priority, r.submit.tenant): amount(r)}) for r in running), Counter())
         queue, stale = scheduler.waiting, self.cache._matches._stale
         sizes = queue._sizes
         assert queue.tokens == sum(sizes.values()) and len(sizes) == len(waiting)
-        assert queue._priorities == Counter(request.priority for request in waiting)
+        assert queue._priorities == Counter(request.submit.priority for request in waiting)
         assert queue._by_arrival == {request.arrival: request for request in waiting}
         assert set(queue._unpromised) == {request for request in waiting if request.promised is None}
         for request in waiting:
@@ -378,8 +378,8 @@ class EngineModel:
         assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 
     def _deepest(self, request: Request) -> Node:
-        roots = self.cache._adapter_roots if request.adapter else self.cache._roots
-        node, size = roots[request.root], self.cache.page_size
+        roots = self.cache._adapter_roots if request.submit.adapter else self.cache._roots
+        node, size = roots[request.submit.root], self.cache.page_size
         while (node.depth + 1) * size <= min(request.reusable, len(request.tokens) - 1):
             child = node.children.get(request.tokens[node.depth * size : (node.depth + 1) * size].tobytes())
             if child is None:

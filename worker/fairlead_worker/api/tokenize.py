@@ -70,13 +70,14 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
     request, most = parse(body, TokenizeRequest), worker.max_countable_tokens
     worker.check_model(request.model)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
-    encoder, prompt, messages, origin = worker.encoder, request.prompt, request.messages, read_origin(context, None)
+    encoder, prompt, messages = worker.encoder, request.prompt, request.messages
+    salt, _, _ = read_origin(context, None)
     continue_final = bool(request.continue_final_message)
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
         tokens = await worker.encode(
-            lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, origin.salt, most), len(body), context.cpu
+            lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt, most), len(body), context.cpu
         )
     else:
         tokens = await worker.encode(
@@ -86,7 +87,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
                 add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
                 continue_final_message=continue_final,
                 template_kwargs=request.chat_template_kwargs,
-                scope=origin.salt,
+                scope=salt,
                 template=request.chat_template,
                 add_special_tokens=bool(request.add_special_tokens),
                 max_tokens=most,

@@ -148,7 +148,7 @@ class Worker:
             raise unavailable(f"the engine has ended: {state.reason}")
         if self.warming:
             raise unavailable("this worker is warming up and accepts no requests yet")
-        if not self.serving:
+        if not self._is_loaded or state.phase != "ready":
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 
     def check_loaded(self) -> None:

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
 from fairlead_worker.scheduler.request import Request
@@ -74,5 +74,5 @@ def _plan_prompts(tokens: int, context: int, page_size: int, samples: bool) -> S
 
 def _row(number: int, start: int, count: int, page_size: int, samples: bool) -> Row:
     known = start + count
-    request = Request(f"warmup {number}", array("I", bytes(4 * known)), known, Sampling(max_tokens=1), 0, number)
+    request = Request(Submit(f"warmup {number}", b"", Sampling(max_tokens=1), 0), array("I", bytes(4 * known)), known, number)
     return Row(request, start, count, array("i", bytes(4 * -(-known // page_size))), samples)

@@ -26,7 +26,7 @@ class EncoderRunner:
         if not plan:
             return StepResult([])
         requests = sorted((row.request for row in plan.rows), key=lambda request: len(request.tokens))  # equal lengths form runs
-        seconds = [request.second if loaded.has_types else 0 for request in requests]
+        seconds = [request.submit.second if loaded.has_types else 0 for request in requests]
         texts = PackedTexts.pack([request.tokens for request in requests], seconds, loaded.device)
         states = loaded.model(texts)
         if loaded.classifier is not None:

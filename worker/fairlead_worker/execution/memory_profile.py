@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from fairlead_worker.execution.draft import CATCH_UP
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.sampling.filters import WIDE
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.limits import StepLimits
@@ -40,7 +40,8 @@ def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPl
     pages = array("i", bytes(4 * -(-context // page_size)))
 
     def row(number: int, count: int) -> Row:
-        request = Request(str(number), text, context, COSTLIEST_SAMPLING, 0, number, adapter=adapter if number else 0)
+        submit = Submit(str(number), b"", COSTLIEST_SAMPLING, 0, adapter=adapter if number else 0)
+        request = Request(submit, text, context, number)
         return Row(request, context - count, count, pages, True)
 
     chunks, left = [], limits.prefill
@@ -60,8 +61,8 @@ def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[St
 
 def sample_costliest(logits: torch.Tensor) -> None:
     """Sample a token of each row of logits [rows, vocabulary] in the way that takes most memory."""
-    short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
-    sample(logits, short)
+    submit = Submit("", b"", COSTLIEST_SAMPLING, 0)
+    sample(logits, [Request(submit, array("I", [0, 1]), 1, number) for number in range(len(logits))])
 
 
 def run_largest_draft(limits: StepLimits, requests: int, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor]) -> None:

@@ -39,7 +39,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     if plan.drafted:
         texts = [array("I", row.draft) if text is UNREAD else text for text, row in zip(texts, rows, strict=True)]
     tokens = b"".join(texts)
-    adapters = [row.request.adapter for row in rows]
+    adapters = [row.request.submit.adapter for row in rows]
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
     host = HostArrays(
         torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)),

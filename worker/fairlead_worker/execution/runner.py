@@ -139,7 +139,7 @@ class ModelRunner:
         """Start filling the grammar masks of a step with these rows; return None where no row needs a mask."""
         if self.grammars is None or not self.grammars.is_used:
             return None
-        constrained = [row for row in rows if row.request.grammar and row.samples]
+        constrained = [row for row in rows if row.request.submit.grammar and row.samples]
         if not constrained:
             return None
         self.grammars.begin(constrained)

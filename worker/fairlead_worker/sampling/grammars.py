@@ -125,7 +125,7 @@ class Grammars:
             each.draft, each.masks, each.filling = list(row.draft), None, True
             each.asked, each.started = self._began, 0.0
             if each.matcher is None:
-                each.prototype = self._prototype(row.request.grammar)
+                each.prototype = self._prototype(row.request.submit.grammar)
                 each.known = row.request.tokens[row.request.prompt_length :].tolist()
             asked.append(each)
         if not asked:
@@ -148,13 +148,13 @@ class Grammars:
         `has_others`: the step also computes parts of prompts, which a late mask must not delay. `is_computed`: whether the forward pass is
         over. Until then nothing else could be done with its logits, so no mask is late.
         """
-        mine = [self._followed[row.request.id] for row in rows if row.request.grammar]
+        mine = [self._followed[row.request.id] for row in rows if row.request.submit.grammar]
         self._wait(mine, len(mine) == len(rows) and not has_others, is_computed)
         places: list[int] = []
         words: list[np.ndarray] = []
         first = 0
         for row in rows:
-            if row.request.grammar:
+            if row.request.submit.grammar:
                 each = self._followed[row.request.id]
                 each.applied = self._usable(each, row)
                 places += range(first, first + each.applied)
@@ -171,7 +171,7 @@ class Grammars:
         endings: dict[str, str] = {}
         dead, first = masks.dead, 0
         for row, chosen in zip(rows, tokens, strict=True):
-            if row.request.grammar:
+            if row.request.submit.grammar:
                 each = self._followed[row.request.id]
                 ending = each.error or None
                 del chosen[0 if ending else each.applied :]

@@ -36,7 +36,7 @@ class AdmissionControl:
 
     def has_share(self, request: Request) -> bool:
         """Return whether a request's tenant may have more places and pages. Requests without a tenant always may."""
-        if not request.tenant:
+        if not request.submit.tenant:
             return True
         if not self._places.allow(request, self._max_running - len(self._running)):
             return False
@@ -90,7 +90,7 @@ class AdmissionControl:
 
     def _is_first(self, request: Request) -> bool:
         """Whether nothing of a request's tenant runs. A request is the first one once: what was preempted waits for all pages."""
-        return bool(request.tenant) and not request.history.preemptions and self._places.has_none(request)
+        return bool(request.submit.tenant) and not request.history.preemptions and self._places.has_none(request)
 
     def pick_memory_victim(self) -> Request | None:
         """Return the request to preempt so that the other decodes fit, or None. The oldest request stays: alone, it always fits.
@@ -101,13 +101,14 @@ class AdmissionControl:
             return None
         held, largest = Counter[str](), Counter[str]()
         for request in self._running:
-            pages = len(lease_of(request).pages)
-            held[request.tenant] += pages
-            largest[request.tenant] = max(largest[request.tenant], pages)
+            pages, tenant = len(lease_of(request).pages), request.submit.tenant
+            held[tenant] += pages
+            largest[tenant] = max(largest[tenant], pages)
 
         def key(request: Request) -> tuple[int, int, int, int]:
             urgency, tokens, arrival = self._recompute_cost(request)
-            return urgency, largest[request.tenant] - held[request.tenant], tokens, arrival
+            tenant = request.submit.tenant
+            return urgency, largest[tenant] - held[tenant], tokens, arrival
 
         return min(self._running[1:], key=key)
 
@@ -118,7 +119,7 @@ class AdmissionControl:
         preempting all of them would not be enough. Only strictly more urgent requests preempt, and each request loses computed tokens
         `max_preemptions` times at most, so every request finishes.
         """
-        victims = [r for r in self._running if r.priority > urgent.priority and self._may_preempt(r, chunked)]
+        victims = [r for r in self._running if r.submit.priority > urgent.submit.priority and self._may_preempt(r, chunked)]
         if not victims:
             return []
         first = [chunked] if chunked is not None and chunked in victims else []
@@ -146,4 +147,4 @@ class AdmissionControl:
         """Return the sort key of victims: (least urgent first, tokens to recompute, latest arrival first)."""
         lease = lease_of(request)
         shared = (len(lease.pages) - self._cache.exclusive_pages(lease)) * self._page_size
-        return -request.priority, max(request.computed - shared, 0), -request.arrival
+        return -request.submit.priority, max(request.computed - shared, 0), -request.arrival

@@ -9,6 +9,7 @@ steps before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -82,11 +83,7 @@ class OverlapScheduler:
         if len(result.tokens) != len(awaited):
             raise ValueError(f"the plan has {len(awaited)} rows that wait for tokens, the result {len(result.tokens)} lists of tokens")
         scheduler.begin_advance(plan, result)
-
-        def reconcile_row(row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> None:
-            if row.request.finish is None:  # else it was aborted during its step
-                self._reconcile_row(row.request, tokens, logprobs, result.endings, outputs.full)
-
+        reconcile_row = partial(self._reconcile_row, outputs.full, result.endings)
         scheduler.batch.read_tokens(awaited, result, outputs, reconcile_row, scheduler.publish)
         scheduler.record_step(plan, result, outputs)
         return outputs
@@ -114,13 +111,16 @@ class OverlapScheduler:
 
     def _reconcile_row(
         self,
-        request: Request,
+        outputs: list[Output],
+        endings: Mapping[str, str],
+        row: Row,
         tokens: Sequence[int],
         logprobs: tuple[TokenLogprobs, ...],
-        endings: Mapping[str, str],
-        outputs: list[Output],
     ) -> None:
-        scheduler, end_reason = self._scheduler, endings.get(request.id)
+        request, scheduler = row.request, self._scheduler
+        if request.finish is not None:  # aborted during its step
+            return
+        end_reason = endings.get(request.id)
         scheduler.batch.forget_unread(request)
         if tokens or end_reason is not None:
             outputs.append(scheduler.take_tokens(request, tokens, logprobs, end_reason))

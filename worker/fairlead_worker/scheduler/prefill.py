@@ -116,7 +116,7 @@ class Prefill:
 
     def _share_of(self, request: Request) -> Share:
         """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""
-        if not self._urgency.is_background(request.priority, self._stats.steps) or request.history.lost_pages:
+        if not self._urgency.is_background(request.submit.priority, self._stats.steps) or request.history.lost_pages:
             return "rest"
         return "turn" if self._waiting.is_due(request) else "background"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import Lease
-from fairlead_worker.ipc.messages import FinishReason, Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import FinishReason, Sampling, Submit, TokenLogprobs
 from fairlead_worker.scheduler.pooling import Pool
 from fairlead_worker.scheduler.prompt_logprobs import PromptLogprobs
 
@@ -52,29 +52,22 @@ class Request:
     uncomputed, and decodes when exactly one is. The idea is vLLM V1's: computed tokens catch up with known tokens.
     """
 
-    id: str
+    submit: Submit
+    """What the API asked for."""
     tokens: "array[int]"
     """Prompt and output so far, uint32 (`array('I')`)."""
     prompt_length: int
-    sampling: Sampling
-    root: int
     arrival: int
     """Order of arrival, from the scheduler's counter."""
-    priority: int = 0
-    """Lower is more urgent, as with vLLM."""
-    tenant: str = ""
-    adapter: int = 0
-    """Number of the LoRA adapter; 0: none."""
-    grammar: str = ""
-    """Grammar that the output must follow; empty: none. `sampling/grammars.py` applies it."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     """Tokens that end the request after `min_tokens`: its own, and the model's unless `ignore_eos`. The sampler masks them before."""
     length_limit: int = 0
     """Tokens of prompt and output at which the request ends with "length": from max_tokens and the model's longest sequence."""
-    pool: Pool | None = None
+    id: str = field(init=False)
+    sampling: Sampling = field(init=False)
+    """Of `submit`, as `id` is: steps read both."""
+    pool: Pool | None = field(init=False)
     """Pools the hidden states: the request has no output and ends with its prompt. None: the request generates."""
-    second: int = 0
-    """Where the second text of a pair begins; 0: one text."""
     computed: int = 0
     """Leading tokens whose KV is in this request's pages."""
     unread: int = 0
@@ -96,19 +89,22 @@ class Request:
     """Length up to which the output reserve counts tokens for this request; 0: none."""
     finish: FinishReason | None = None
     history: History = field(default_factory=History)
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = field(init=False)
     """None: not requested."""
     mask_seconds: float = 0.0
     """CPU time of filling the masks of its grammar. `sampling/grammars.py` adds to it."""
     sampler_state: dict[str, Any] = field(default_factory=dict)
     """What `sampling` keeps of it from step to step: token ids as arrays, counts of its tokens, and its place in the reasoning."""
-    plain: bool = False
+    plain: bool = field(init=False)
     """Greedy sampling without logit changes, logprobs or grammar. Set once from `sampling`, so that steps need not compute it."""
 
     def __post_init__(self) -> None:
-        self.plain = self.sampling.plain and not self.grammar
-        if self.sampling.prompt_logprobs is not None:
-            self.prompt_logprobs = PromptLogprobs(self.prompt_length)
+        submit = self.submit
+        self.id, self.sampling = submit.id, submit.sampling
+        self.plain = submit.sampling.plain and not submit.grammar
+        self.pool = None if submit.pooling is None else Pool(submit.pooling, self.prompt_length)
+        scores_prompt = submit.sampling.prompt_logprobs is not None and self.pool is None
+        self.prompt_logprobs = PromptLogprobs(self.prompt_length) if scores_prompt else None
 
     @property
     def length(self) -> int:

@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -68,7 +69,7 @@ class Scheduler:
             return refusal(message.id, str(error))
         self._arrivals += 1
         self._requests[request.id] = request
-        self.urgency.record(request.priority, self.stats.steps)
+        self.urgency.record(request.submit.priority, self.stats.steps)
         self.waiting.add(request)
         return None
 
@@ -164,12 +165,8 @@ class Scheduler:
         if plan.scores or plan.pools:
             self._store_prompt_results(plan, result)
         self.begin_advance(plan, result)
-        outputs = StepOutputs()
-
-        def advance_row(row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> None:
-            self._advance_row(row, tokens, logprobs, outputs.full, result.endings)
-
-        rows = plan.rows
+        outputs, rows = StepOutputs(), plan.rows
+        advance_row = partial(self._advance_row, outputs.full, result.endings)
         if plan.samples < len(rows):
             for row in rows:
                 if not row.samples:
@@ -191,11 +188,11 @@ class Scheduler:
 
     def _advance_row(
         self,
+        outputs: list[Output],
+        endings: Mapping[str, str],
         row: Row,
         tokens: Sequence[int],
         logprobs: tuple[TokenLogprobs, ...],
-        outputs: list[Output],
-        endings: Mapping[str, str],
     ) -> None:
         request = row.request
         if request.finish is not None:  # aborted during its step
@@ -334,7 +331,7 @@ class Scheduler:
         if shows_all and request.computed >= len(promised) * self.cache.block_tokens:
             self.cache.withdraw(promised, None)
             return
-        match = self.cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
+        match = self.cache.track(request.submit.root, request.tokens, request.reusable, bool(request.submit.adapter))
         self.cache.withdraw(promised, match)
         self.cache.untrack(match)
 

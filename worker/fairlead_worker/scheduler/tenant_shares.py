@@ -20,28 +20,29 @@ class TenantShares:
 
     def add(self, request: Request, amount: int) -> None:
         """Count what a request takes, or with a negative amount gives back."""
-        tenants = self._held[request.priority]
-        tenants[request.tenant] += amount
-        if not tenants[request.tenant]:
-            del tenants[request.tenant]
+        tenant, priority = request.submit.tenant, request.submit.priority
+        tenants = self._held[priority]
+        tenants[tenant] += amount
+        if not tenants[tenant]:
+            del tenants[tenant]
             if not tenants:
-                del self._held[request.priority]
+                del self._held[priority]
 
     def beyond_first(self, request: Request) -> int:
         """Return what tenants hold beyond one each, in each priority that is at most as urgent as `request`."""
-        held = [one for priority, one in self._held.items() if priority >= request.priority]
+        held = [one for priority, one in self._held.items() if priority >= request.submit.priority]
         return sum(sum(one.values()) - len(one) for one in held)
 
     def has_none(self, request: Request) -> bool:
         """Return whether a request's tenant holds nothing."""
-        return not any(request.tenant in tenants for tenants in self._held.values())
+        return not any(request.submit.tenant in tenants for tenants in self._held.values())
 
     def allow(self, request: Request, free: int) -> bool:
         """Return whether a request's tenant may get more, as `free` is left. It may preempt less urgent requests."""
         own = 0
         for priority, tenants in self._held.items():
-            if priority > request.priority:
+            if priority > request.submit.priority:
                 free += tenants.total()
             else:
-                own += tenants[request.tenant]
+                own += tenants[request.submit.tenant]
         return own < ALPHA * free

@@ -1,11 +1,8 @@
 """Validates `Submit` messages and converts them to requests, before they change any state."""
 
-from array import array
-
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.pooling import Pool
 from fairlead_worker.scheduler.request import Request
 
 
@@ -18,41 +15,21 @@ def refusal(request_id: str, reason: str) -> Output:
     return Output(request_id, b"", 0, finish="error", error=reason)
 
 
-def read_tokens(data: bytes) -> "array[int]":
-    """Convert little-endian uint32 bytes to `array('I')`. Raises InvalidRequest."""
-    if len(data) % 4:
-        raise InvalidRequest(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
-    return tokens_from_bytes(data)
-
-
 def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
     """Convert a `Submit` to a request. Raises InvalidRequest if it could not run even alone on this engine."""
-    tokens, sampling = read_tokens(message.tokens), message.sampling
+    if len(message.tokens) % 4:
+        raise InvalidRequest(f"token ids come as uint32, but the prompt has {len(message.tokens)} bytes, no multiple of 4")
+    tokens, sampling = tokens_from_bytes(message.tokens), message.sampling
     prompt = len(tokens)
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed")
     if message.pooling is not None:
         _check_pooled(prompt, config, pages * page_size)
-        sampling, limit, stop = Sampling(max_tokens=1), prompt, frozenset[int]()
+        limit, stop = prompt, frozenset[int]()
     else:
         limit = _limit_length(prompt, sampling, config, pages, page_size)
         stop = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else config.eos_token_ids)
-    return Request(
-        id=message.id,
-        tokens=tokens,
-        prompt_length=prompt,
-        sampling=sampling,
-        root=message.root,
-        arrival=arrival,
-        priority=message.priority,
-        tenant=message.tenant,
-        adapter=message.adapter,
-        stop_tokens=stop,
-        length_limit=limit,
-        grammar=message.grammar,
-        pool=None if message.pooling is None else Pool(message.pooling, prompt),
-        second=message.second,
-    )
+    return Request(message, tokens, prompt, arrival, stop, limit)
 
 
 def _limit_length(prompt: int, sampling: Sampling, config: SchedulerConfig, pages: int, page_size: int) -> int:

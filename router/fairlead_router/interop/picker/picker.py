@@ -20,9 +20,8 @@ from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import Prompt, Prompts, estimate_prompt
-from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
-from fairlead_router.serving.request_handler import RequestHandler
-from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
+from fairlead_router.routing.policies import Choice, Policy
+from fairlead_router.serving.request_handler import RequestHandler, worker_headers
 from fairlead_router.tenancy.class_selection import HEADER
 from fairlead_router.tenancy.tenants import read_credential
 
@@ -107,11 +106,10 @@ class Picker:
         Raises ApiError: 400 and 404 for a request that no worker accepts, 503 without a usable endpoint, 429 when the wait is too long.
         """
         prompt = await self._prompt(request)
-        routing_request = build_routing_request(prompt, request.client.caller, request.session)
-        choice = await self._choose(routing_request, request.subset)
+        choice = await self._choose(prompt, request.subset)
         self._check_wait(choice)
         self._charge(request, prompt, choice)
-        session = PickSession(self._table, self._policy, self._metrics, routing_request, choice, prompt.params.stream)
+        session = PickSession(self._table, self._policy, self._metrics, prompt, choice, prompt.params.stream)
         first, now = choice.worker, monotonic()
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
@@ -137,23 +135,23 @@ class Picker:
         if request.path not in COMPUTED or request.body is None:
             if request.body is not None:
                 await self._prompts.check_size(request.body, request.client.account.use)
-            prompt = estimate_prompt(request.length)
+            prompt = estimate_prompt(request.length, session=request.client.caller.session(request.session))
             request.client.account.use(prompt.price)
             return prompt
         began, caller, pay = monotonic(), request.client.caller, request.client.account.use
         if not self._table.any_usable():
             await self._prompts.validate(request.path, request.body, caller.tenant.name, pay)
-        prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name, pay)
+        prompt = await self._prompts.read(request.path, request.body, caller, request.session, pay)
         if request.path == CHAT:
             prompt = await self._rendering.correct(request.body, prompt)
         self._metrics.overhead.observe(monotonic() - began)
         service_class = request.client.service_class
-        self._count_prompt(0 if service_class is not None and service_class.is_best_effort else prompt.length)
+        self._count_prompt(0 if service_class is not None and service_class.is_best_effort else prompt.prompt_tokens)
         return prompt
 
-    async def _choose(self, routing_request: RoutingRequest, subset: list[str] | None) -> Choice:
+    async def _choose(self, prompt: Prompt, subset: list[str] | None) -> Choice:
         tried = {(worker.address, worker.generation) for worker in self._table if not _is_allowed(worker.address, subset)}
-        while (choice := await self._policy.choose(routing_request, tried)) is not None:
+        while (choice := await self._policy.choose(prompt, tried)) is not None:
             if _is_allowed(choice.worker.address, subset):
                 return choice
             self._policy.release(choice)  # discovery added this worker meanwhile, so it was not excluded above

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
+from fairlead_worker.api.generation.sampling import read_options
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.generation_config import find_defaults, sampling_defaults
@@ -25,13 +25,11 @@ def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_request_fields_override_the_generation_config() -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
-    base = build_sampling_request(ChatRequest(), defaults, RequestOrigin()).sampling
+    base = read_options(ChatRequest(), defaults).sampling
     assert {name: getattr(base, name) for name in defaults} == defaults
-    own = build_sampling_request(
-        CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults, RequestOrigin()
-    ).sampling
+    own = read_options(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).sampling
     assert (own.temperature, own.top_k, own.top_p, own.min_p, own.repetition_penalty) == (0, 0, 1, 0, 1)
-    plain = build_sampling_request(ChatRequest(), {}, RequestOrigin()).sampling
+    plain = read_options(ChatRequest(), {}).sampling
     assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p, plain.repetition_penalty) == (1, 0, 1, 0, 1)
 
 

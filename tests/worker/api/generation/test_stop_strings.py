@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, SequenceFailed
-from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
+from fairlead_worker.api.generation.sampling import read_options
 from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.api.schema import CompletionRequest
 from fairlead_worker.ipc.messages import Output
@@ -57,7 +57,7 @@ def encoder(model: Path) -> PromptEncoder:
 
 
 def _choice(encoder: PromptEncoder, **fields: Any) -> Choice:
-    request = build_sampling_request(CompletionRequest(max_tokens=99, **fields), {}, RequestOrigin())
+    request = read_options(CompletionRequest(max_tokens=99, **fields), {})
     return Choice(encoder, encoder.encode_text("prompt"), request, (1,))
 
 

@@ -19,7 +19,7 @@ from fairlead_common.fair_slots import FairSlots
 from fairlead_worker.api.answers.completions import Completion, CompletionChoice, PromptTokensDetails, Usage
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.prepare import CachedTokens
-from fairlead_worker.api.generation.sampling import OutputOptions
+from fairlead_worker.api.generation.sampling import read_options
 from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.replies import _send_document
 from fairlead_worker.api.request_cpu import RequestCpu
@@ -36,7 +36,7 @@ class Answered:
 
     choices = (None, None)
 
-    output_options = OutputOptions()
+    options = read_options(CompletionRequest(), {})
 
     def usage(self) -> Usage:
         return USAGE
@@ -179,7 +179,7 @@ def test_answers_with_log_probabilities_are_shaped_one_at_a_time() -> None:
 async def shape_answers(count: int, shaped: Callable[[], None], needs_prompt_logprobs: bool, logprobs: int | None = None) -> None:
     """Send so many answers of one choice at once. `shaped` is called for each choice."""
     prepared = SimpleNamespace(
-        output_options=OutputOptions(),
+        options=read_options(CompletionRequest(), {}),
         choices=(None,),
         needs_prompt_logprobs=needs_prompt_logprobs,
         has_logprobs=needs_prompt_logprobs or bool(logprobs),

@@ -15,7 +15,7 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat, digest
 from fairlead_worker.api.answers.completions import CompletionLogprobs
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import CompletionLogprobsFormatter, format_chat_logprobs, format_prompt_logprobs
-from fairlead_worker.api.generation.sampling import RequestOrigin, build_sampling_request
+from fairlead_worker.api.generation.sampling import read_options
 from fairlead_worker.api.schema import CompletionRequest
 from fairlead_worker.ipc.messages import Output, TokenLogprobs
 
@@ -67,7 +67,7 @@ def scores(encoder: PromptEncoder, tokens: Sequence[int], seed: int) -> tuple[To
 
 def answer_of(encoder: PromptEncoder, prompt: Sequence[int], tokens: Sequence[int], batch: int, seed: int = 0) -> OutputDelta:
     """Return the whole answer of these tokens, which come in batches."""
-    choice = Choice(encoder, prompt, build_sampling_request(CompletionRequest(logprobs=1), {}, RequestOrigin()), ())
+    choice = Choice(encoder, prompt, read_options(CompletionRequest(logprobs=1), {}), ())
     whole, known = OutputDelta(), scores(encoder, tokens, seed)
     finish: Literal["length"] | None
     for start in range(0, len(tokens), batch):

@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.sampling import RequestOrigin, SamplingRequest, build_sampling_request
+from fairlead_worker.api.generation.sampling import GenerationOptions, read_options
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
 from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OWN_NOTES, REFUSED
 from fairlead_worker.api.reference.openapi import build_document
@@ -24,8 +24,8 @@ VALUES: dict[str, Any] = {"stream_options": {"include_obfuscation": True}}
 """Refused values."""
 
 
-def understood(path: str, **fields: Any) -> SamplingRequest:
-    return build_sampling_request(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {}, RequestOrigin())
+def understood(path: str, **fields: Any) -> GenerationOptions:
+    return read_options(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

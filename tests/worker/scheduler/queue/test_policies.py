@@ -11,7 +11,7 @@ from fairlead_common.scheduling_policy import POLICIES
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request
@@ -90,7 +90,7 @@ def test_preemption_is_bounded() -> None:
 
 
 def waiting(tenant: str, arrival: int) -> Request:
-    return Request(str(arrival), [], 10, Sampling(max_tokens=1), 0, arrival, tenant=tenant)  # type: ignore[arg-type]  # no tokens needed
+    return Request(Submit(str(arrival), b"", Sampling(max_tokens=1), 0, tenant=tenant), [], 10, arrival)  # type: ignore[arg-type]  # no tokens needed
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -13,7 +13,7 @@ every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
 def running(machine: EngineModel) -> Counter[str]:
-    return Counter(request.tenant for request in machine.scheduler.running)
+    return Counter(request.submit.tenant for request in machine.scheduler.running)
 
 
 def flood(machine: EngineModel, count: int, tenant: str, output: int = 100, priority: int = 0) -> None:
@@ -95,7 +95,7 @@ def test_an_urgent_request_preempts_less_urgent_ones_of_its_own_tenant() -> None
     step(machine, 2)
     flood(machine, 40, "a")
     step(machine, 20)
-    assert Counter(request.priority for request in machine.scheduler.running) == {0: 14, 10: 2}
+    assert Counter(request.submit.priority for request in machine.scheduler.running) == {0: 14, 10: 2}
     machine.submit([1, 2, 3], 4, tenant="b", name="short")
     step(machine)
     assert running(machine)["b"] == 1, "the places of less urgent requests count as free"

@@ -134,15 +134,17 @@ class EngineClient:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
 
-    def add_request(self, ids: Sequence[str], tenant: str) -> None:
-        """Count a request, and its sequences as waiting for their first tokens, whether or not they are sent already.
+    def add_request(self, sequences: int, tenant: str) -> list[str]:
+        """Count a request, and its sequences as waiting for their first tokens, whether or not they are sent already. Return their ids.
 
         Raises EngineNotReady.
         """
         self._arrivals.record(time.monotonic())
         self._check_serving()
+        ids = [f"r{next(self._numbers)}" for _ in range(sequences)]
         self._awaiting_first_token.update(dict.fromkeys(ids, tenant))
-        self.waiting_by_tenant[tenant] += len(ids)
+        self.waiting_by_tenant[tenant] += sequences
+        return ids
 
     def _stop_waiting(self, id: str) -> None:
         tenant = self._awaiting_first_token.pop(id, None)
@@ -160,9 +162,6 @@ class EngineClient:
         """Return the seconds until all waiting prompts are computed, at the measured prefill rate or the assumed one."""
         load = self.state.load
         return load.backlog_tokens / (load.prefill_rate or PRIOR_RATE) + load.step_seconds
-
-    def next_id(self) -> str:
-        return f"r{next(self._numbers)}"
 
     def send(self, submit: Submit, deliver: Deliver) -> None:
         """Send a request to the engine. `deliver` receives its outputs, or EngineGone. Raises EngineNotReady."""

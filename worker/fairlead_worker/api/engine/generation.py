@@ -46,7 +46,7 @@ class Generation:
         """Approximate bytes of `_arrived`."""
         self._waiter: asyncio.Future[None] | None = None
         """Set while `outputs` waits for the first output. A list and a future: a queue's locks and waiters cost more at every token."""
-        self._ids = [client.next_id() for _ in submits]
+        self._ids: list[str] = []
         self._open = set(range(len(submits)))
         self._submits = submits
         self._sent = 0
@@ -56,7 +56,7 @@ class Generation:
         self._waiting_tokens = 0
 
     async def __aenter__(self) -> "Generation":
-        self._client.add_request(self._ids, self._submits[0].tenant if self._submits else "")
+        self._ids = self._client.add_request(len(self._submits), self._submits[0].tenant if self._submits else "")
         self._count_unsent(self._submits, 1)
         self._send()
         return self

@@ -9,7 +9,7 @@ from typing import cast
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.answers.completions import FinishReason
-from fairlead_worker.api.generation.sampling import SamplingRequest
+from fairlead_worker.api.generation.sampling import GenerationOptions
 from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.ipc.messages import Output, Timing, TokenLogprobs
 from fairlead_worker.parsing.events import Event, Text
@@ -71,13 +71,12 @@ class Choice:
         self,
         encoder: PromptEncoder,
         prompt: Sequence[int],
-        request: SamplingRequest,
+        options: GenerationOptions,
         eos: Sequence[int],
         parser: Parser | None = None,
         visible_special_tokens: Collection[int] = (),
     ) -> None:
         """`visible_special_tokens`: special tokens that `parser` needs to see."""
-        options = request.output_options
         self.tokens = 0
         """Generated tokens, including the stop token and the tokens of a stop string."""
         self.cached_tokens = 0
@@ -92,21 +91,16 @@ class Choice:
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended the sequence. None for the end-of-sequence token, as in vLLM."""
         self._decoder = encoder.stream(prompt, not options.include_special_tokens, visible_special_tokens if parser is not None else ())
-        self._scanner = StopScanner(request.stop_strings)
-        self._min_tokens = request.sampling.min_tokens
+        self._scanner = StopScanner(options.stop_strings)
+        self._options = options
         self._eos = eos
-        self._logprobs = request.logprobs
-        self._prompt_only = request.prompt_only
-        """Prompt-only request: discard the sampled token."""
         self._parser = parser
         self._parsed_reason: str | None = None
-        self._include_stop_str = options.include_stop_str
-        """Include the stop string or stop token in the text."""
 
     @property
     def output_tokens(self) -> int:
         """Return the number of tokens that count as output."""
-        return 0 if self._prompt_only else self.tokens
+        return 0 if self._options.prompt_only else self.tokens
 
     @property
     def client_finish_reason(self) -> FinishReason | None:
@@ -125,6 +119,7 @@ class Choice:
 
     def process(self, output: Output) -> OutputDelta:
         """Process an engine output. It must not be called after `finish_reason` is set. Raise SequenceFailed."""
+        options = self._options
         if output.finish in ("error", "abort"):
             raise SequenceFailed(output.error or "the engine dropped the request")
         if self.tokens == 0:
@@ -133,7 +128,7 @@ class Choice:
             self.timing = output.timing
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        if self._prompt_only:
+        if options.prompt_only:
             self.tokens, self.finish_reason = 1, "length"
             return OutputDelta(is_last=True)
         delta = OutputDelta(parsed_events=None if self._parser is None else [])
@@ -143,10 +138,10 @@ class Choice:
             delta.tokens.append(token)
             logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
             self.logprob += logprobs.chosen
-            is_stop = output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str
+            is_stop = output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not options.include_stop_str
             # Decode one token at a time: the place of a stop string must not depend on how outputs are batched.
             text = "" if is_stop else self._decoder.push((token,))
-            if self._logprobs:
+            if options.logprobs:
                 delta.logprobs.append(logprobs)
                 delta.token_texts.append(text)
             if not is_stop and self._append_text(delta, text):
@@ -166,11 +161,11 @@ class Choice:
 
     def _append_text(self, delta: OutputDelta, text: str, token: bool = True) -> bool:
         """Append new text to the delta. `token`: the text comes from a token. Return True if the answer ends with it."""
-        if self.tokens < self._min_tokens:
+        if self.tokens < self._options.sampling.min_tokens:
             self._append(delta, text, token)
             return False
         shown, stop = self._scanner.feed(text)
-        self._append(delta, shown + (stop if stop is not None and self._include_stop_str else ""), token)
+        self._append(delta, shown + (stop if stop is not None and self._options.include_stop_str else ""), token)
         if stop is None and (self._parser is None or not self._parser.complete):
             return False
         self.finish_reason, self.stop_reason, delta.is_last = "stop", stop, True

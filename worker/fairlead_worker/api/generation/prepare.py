@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,8 +14,7 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.bad_words import find_token_sequences
 from fairlead_worker.api.generation.choice import Choice
 from fairlead_worker.api.generation.sampling import (
-    OutputOptions,
-    SamplingRequest,
+    GenerationOptions,
     check_vocabulary,
     derive_seed,
     limit_max_tokens,
@@ -41,31 +40,36 @@ class CachedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated request for the engine. Choice `i` belongs to prompt `i // best_of`."""
+    """A validated request for the engine. Choice `i` belongs to prompt `i // options.best_of`."""
 
     prompts: Sequence["array[int]"]
-    n: int
-    best_of: int
+    options: GenerationOptions
     submits: list[Submit]
     choices: list[Choice]
-    needs_prompt_logprobs: bool
-    """True if the request needs log-probabilities of its prompts. The first choice of each prompt brings them."""
-    output_options: OutputOptions = field(default_factory=OutputOptions)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the request needs log-probabilities of its prompts. The first choice of each prompt brings them."""
+        return self.options.sampling.prompt_logprobs is not None
 
     def get_prompt_logprobs(self, prompt: int) -> tuple[TokenLogprobs, ...]:
         """Return the log-probabilities of a prompt from its second token on."""
-        return self.choices[prompt * self.best_of].prompt_logprobs
+        return self.choices[prompt * self.options.best_of].prompt_logprobs
 
     def awaits_prompt_logprobs(self, index: int) -> bool:
         """Return True if the prompt log-probabilities for choice `index` have not arrived yet."""
-        return self.needs_prompt_logprobs and not self.choices[index // self.best_of * self.best_of].tokens
+        if self.options.sampling.prompt_logprobs is None:
+            return False
+        best_of = self.options.best_of
+        return not self.choices[index // best_of * best_of].tokens
 
     def select_best(self) -> list[int]:
         """Return the choices to show: the n most likely of each prompt, best first. Without `best_of`, return all in order."""
-        if self.best_of == self.n:
+        n, best_of = self.options.n, self.options.best_of
+        if best_of == n:
             return list(range(len(self.choices)))
-        groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
-        return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
+        groups = (range(at, at + best_of) for at in range(0, len(self.choices), best_of))
+        return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[:n]]
 
     def usage(self, generated: bool = True) -> Usage:
         """Return the usage of the tokens so far. `generated`: False counts the prompts only."""
@@ -85,12 +89,13 @@ class GenerationRequest:
     @property
     def has_logprobs(self) -> bool:
         """Whether log-probabilities are formatted."""
-        return self.needs_prompt_logprobs or any(each.sampling.logprobs for each in self.submits)
+        return self.needs_prompt_logprobs or bool(self.options.sampling.logprobs)
 
     def count_finished_tokens(self) -> int:
         """Return the tokens that were computed for finished choices, without cached ones."""
+        best_of = self.options.best_of
         finished = [(place, choice) for place, choice in enumerate(self.choices) if choice.finish_reason is not None]
-        return sum(len(self.prompts[place // self.best_of]) - choice.cached_tokens + choice.output_tokens for place, choice in finished)
+        return sum(len(self.prompts[place // best_of]) - choice.cached_tokens + choice.output_tokens for place, choice in finished)
 
     def count_cached(self) -> CachedTokens:
         """Count the cached tokens of the prompts.
@@ -98,8 +103,9 @@ class GenerationRequest:
         Of a prompt's choices, the one with the fewest counts: it has what the cache held before any of the choices ran.
         """
         cached = from_host = hidden = 0
-        for at in range(0, len(self.choices), self.best_of):
-            begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
+        best_of = self.options.best_of
+        for at in range(0, len(self.choices), best_of):
+            begun = [choice for choice in self.choices[at : at + best_of] if choice.tokens]
             if begun:
                 least = min(begun, key=attrgetter("cached_tokens"))
                 cached += least.cached_tokens
@@ -112,7 +118,7 @@ class GenerationRequest:
 def prepare(
     worker: Worker,
     prompts: Sequence["array[int]"],
-    sampling_request: SamplingRequest,
+    options: GenerationOptions,
     adapter: AdapterInfo | None = None,
     parsers: Callable[[], Parser | None] = lambda: None,
     field: str = "prompt",
@@ -123,37 +129,28 @@ def prepare(
     `parsers`: creates the parser of each choice. `ends_at_context`: generate up to the end of the context if it has no room for
     `max_tokens`, instead of refusing the request. Raises ApiError 400 that names `field`, the prompts' field.
     """
-    base = resolve_sampling(worker, sampling_request)
-    origin = sampling_request.origin
-    root = worker.root_of(adapter.digest if adapter else "", origin.salt)
+    base = resolve_sampling(worker, options)
+    root = worker.root_of(adapter.digest if adapter else "", options.salt)
     number = adapter.number if adapter else 0
     submits, choices = [], []
-    max_model_len, budget = worker.max_model_len, sampling_request.thinking_token_budget
-    if (kept := sampling_request.truncate_prompt_tokens) is not None:
-        max_tokens, from_end = sampling_request.max_tokens, sampling_request.truncates_end
+    max_model_len, budget = worker.max_model_len, options.thinking_token_budget
+    if (kept := options.truncate_prompt_tokens) is not None:
+        max_tokens, from_end = options.max_tokens, options.truncates_end
         prompts = [truncate_prompt(prompt, kept, max_tokens, max_model_len, from_end) for prompt in prompts]
     for prompt in prompts:
         worker.check_tokens(prompt, field)
-        max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), max_model_len, field, ends_at_context)
+        max_tokens = limit_max_tokens(options.max_tokens, len(prompt), max_model_len, field, ends_at_context)
         tokens = prompt.tobytes()
         thinking = None if budget is None else worker.output_parsers.build_thinking_budget(budget, prompt)
-        for choice in range(sampling_request.best_of):
+        for choice in range(options.best_of):
             scores = None if choice else base.prompt_logprobs
-            seed = derive_seed(sampling_request.seed, choice)
+            seed = derive_seed(options.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
-            submits.append(Submit("", tokens, sampling, root, origin.priority, origin.tenant, number, sampling_request.grammar))
+            submits.append(Submit("", tokens, sampling, root, options.priority, options.tenant, number, options.grammar))
             visible = worker.output_parsers.visible_special_tokens
-            choices.append(Choice(worker.encoder, prompt, sampling_request, worker.ready.eos_token_ids, parsers(), visible))
+            choices.append(Choice(worker.encoder, prompt, options, worker.ready.eos_token_ids, parsers(), visible))
     _check_logprobs(submits)
-    return GenerationRequest(
-        prompts,
-        sampling_request.n,
-        sampling_request.best_of,
-        submits,
-        choices,
-        base.prompt_logprobs is not None,
-        sampling_request.output_options,
-    )
+    return GenerationRequest(prompts, options, submits, choices)
 
 
 def check_generates(worker: Worker) -> None:
@@ -165,23 +162,18 @@ def check_generates(worker: Worker) -> None:
         raise invalid(f"this model has no language-modelling head: {uses}", param="model", code=NO_GENERATION)
 
 
-def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampling:
+def resolve_sampling(worker: Worker, options: GenerationOptions) -> Sampling:
     """Return the request's sampling parameters for this model. Raise ApiError 400 if the model cannot apply them."""
     check_generates(worker)
-    base = sampling_request.sampling
-    if sampling_request.bad_words:
-        base = msgspec.structs.replace(
-            base, bad_words=find_token_sequences(worker.encoder, sampling_request.bad_words, worker.ready.vocabulary_size)
-        )
-    if (
-        sampling_request.output_options.include_special_tokens
-        and not sampling_request.output_options.spaces_between_special_tokens
-        and worker.encoder.spaces_special_tokens
-    ):
+    base = options.sampling
+    if options.bad_words:
+        words = find_token_sequences(worker.encoder, options.bad_words, worker.ready.vocabulary_size)
+        base = msgspec.structs.replace(base, bad_words=words)
+    if options.include_special_tokens and not options.spaces_between_special_tokens and worker.encoder.spaces_special_tokens:
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
         raise invalid(message, param="spaces_between_special_tokens")
-    if sampling_request.thinking_token_budget is not None:
-        worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, array("I"))
+    if options.thinking_token_budget is not None:
+        worker.output_parsers.build_thinking_budget(options.thinking_token_budget, array("I"))
     if base.logit_bias or base.allowed_token_ids:
         check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     return base

@@ -152,7 +152,7 @@ class GenerationRun:
         metrics.count_finished(choice.finish_reason)
         metrics.e2e_latency.observe(now - self.start_time)
         metrics.decode_time.observe(now - first)
-        metrics.prompt_size.observe(len(self.generation_request.prompts[index // self.generation_request.best_of]))
+        metrics.prompt_size.observe(len(self.generation_request.prompts[index // self.generation_request.options.best_of]))
         metrics.generation_size.observe(choice.output_tokens)
         if choice.timing is not None:
             metrics.queue_time.observe(choice.timing.queue_seconds)

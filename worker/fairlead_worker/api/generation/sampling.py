@@ -1,6 +1,5 @@
 """Convert request fields to sampling parameters, stop strings and limits. The same rules apply to completions and chats."""
 
-import dataclasses
 import secrets
 from array import array
 from collections.abc import Mapping, Sequence
@@ -31,35 +30,8 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """Which parts of the output are shown, and how."""
-
-    include_special_tokens: bool = False
-    spaces_between_special_tokens: bool = True
-    """True: join consecutive special tokens as the tokenizer does. False: put nothing between them."""
-    include_stop_str: bool = False
-    """Include the stop string or stop token in the text."""
-    return_token_ids: bool = False
-    """Return the token ids of the prompt and of the answer."""
-    tokens_as_token_ids: bool = False
-    """Name tokens `token_id:7` in log-probabilities, because token texts are not unique."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
-    """Whose request it is, by the router's headers, else by the client's body."""
-
-    salt: str = ""
-    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
-    tenant: str = ""
-    """The tenant. Each has a share of the batch (`scheduler/tenant_shares.py`)."""
-    priority: int = 0
-    """Lower values run first."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRequest:
-    """The sampling of a request, before the prompt's length is known."""
+class GenerationOptions:
+    """What a request wants of its prompts, whatever they are: the sampling, the limits, and what is shown of the output."""
 
     max_tokens: int | None
     sampling: Sampling
@@ -73,7 +45,12 @@ class SamplingRequest:
     """Show log-probabilities. `sampling.logprobs` is also set if only the `best_of` ranking needs them."""
     prompt_only: bool
     """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
-    origin: RequestOrigin
+    salt: str
+    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
+    tenant: str
+    """Each tenant has a share of the batch (`scheduler/tenant_shares.py`)."""
+    priority: int
+    """Lower values run first."""
     constraint: Constraint | None = None
     """The format that the answer must have."""
     grammar: str = ""
@@ -86,13 +63,24 @@ class SamplingRequest:
     """vLLM's `truncate_prompt_tokens`."""
     truncates_end: bool = False
     """Drop the end of a prompt that is truncated, not its beginning."""
-    output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
+    include_special_tokens: bool = False
+    spaces_between_special_tokens: bool = True
+    """True: join consecutive special tokens as the tokenizer does. False: put nothing between them."""
+    include_stop_str: bool = False
+    """Include the stop string or stop token in the text."""
+    return_token_ids: bool = False
+    """Return the token ids of the prompt and of the answer."""
+    tokens_as_token_ids: bool = False
+    """Name tokens `token_id:7` in log-probabilities, because token texts are not unique."""
 
 
-def build_sampling_request(
-    request: CompletionRequest | ChatRequest, defaults: Mapping[str, float], origin: RequestOrigin
-) -> SamplingRequest:
-    """Check rules across fields and collect the sampling parameters. `defaults`: values of absent fields. Raise ApiError 400."""
+def read_options(
+    request: CompletionRequest | ChatRequest, defaults: Mapping[str, float], salt: str = "", tenant: str = "", priority: int = 0
+) -> GenerationOptions:
+    """Check rules across fields and return the options. `defaults`: values of absent fields. Raise ApiError 400.
+
+    `salt`, `tenant`, `priority`: as `read_origin` returns them.
+    """
     check_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
@@ -135,7 +123,7 @@ def build_sampling_request(
     )
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
     prompt_only = max_tokens == 0
-    return SamplingRequest(
+    return GenerationOptions(
         most,
         base,
         seed,
@@ -144,19 +132,19 @@ def build_sampling_request(
         best_of,
         logprobs is not None,
         prompt_only,
-        origin,
+        salt,
+        tenant,
+        priority,
         constraint=None if prompt_only else parse_constraint(request),
         bad_words=tuple(request.bad_words or ()),
         thinking_token_budget=None if request.thinking_token_budget == -1 else request.thinking_token_budget,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         truncates_end=request.truncation_side == "right",
-        output_options=OutputOptions(
-            include_special_tokens=request.skip_special_tokens is False,
-            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
-            include_stop_str=bool(request.include_stop_str_in_output),
-            return_token_ids=bool(request.return_token_ids),
-            tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
-        ),
+        include_special_tokens=request.skip_special_tokens is False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+        include_stop_str=bool(request.include_stop_str_in_output),
+        return_token_ids=bool(request.return_token_ids),
+        tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
     )
 
 

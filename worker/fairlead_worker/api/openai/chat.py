@@ -26,7 +26,7 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, check_generates, prepare, resolve_sampling
-from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
+from fairlead_worker.api.generation.sampling import GenerationOptions, read_options
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.output.custom_input import CustomInput, read_input
@@ -64,7 +64,7 @@ class ChatFormatter:
     def chunks(self, index: int, delta: OutputDelta) -> list[ChatChunkChoice]:
         logprobs = self._logprobs(delta)
         shown = [ChatChunkChoice(index, part) for event in self._events(delta) if (part := self._show(index, event)) is not None]
-        if logprobs is not None or (delta.tokens and self._generation_request.output_options.return_token_ids):
+        if logprobs is not None or (delta.tokens and self._generation_request.options.return_token_ids):
             shown = shown or [ChatChunkChoice(index, self._delta())]
             shown[0].logprobs = logprobs
         return shown
@@ -114,11 +114,11 @@ class ChatFormatter:
             if generation_request.needs_prompt_logprobs
             else None
         )
-        tokens = prompt.tolist() if generation_request.output_options.return_token_ids else None
+        tokens = prompt.tolist() if generation_request.options.return_token_ids else None
         return {"prompt_logprobs": scores, "prompt_token_ids": tokens}
 
     def _logprobs(self, delta: OutputDelta) -> ChatLogprobs | None:
-        return format_chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
+        return format_chat_logprobs(self._encoder, delta, self._generation_request.options.tokens_as_token_ids)
 
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:
@@ -133,7 +133,7 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
 
 async def check_chat(
     worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int, bounded: bool = True
-) -> "tuple[array[int], SamplingRequest, ToolUse]":
+) -> "tuple[array[int], GenerationOptions, ToolUse]":
     """Return the prompt of a valid chat, its sampling and its tool rules. Only the context length is not checked yet.
 
     `prompt_tokens`: the prompt's token ids if the router has tokenized it. `size`: bytes of the body. `bounded`: refuse a prompt that is
@@ -142,9 +142,9 @@ async def check_chat(
     check_generates(worker)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
     origin = read_origin(context, request.cache_salt, request.priority, request.user)
-    sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
+    options = read_options(request, worker.ready.sampling_defaults, *origin)
     tool_use = parse_tool_use(request)
-    is_bounded = bounded and sampling_request.truncate_prompt_tokens is None
+    is_bounded = bounded and options.truncate_prompt_tokens is None
     most = worker.max_model_len if is_bounded else worker.max_countable_tokens
     if prompt_tokens is not None:
         prompt = prompt_tokens
@@ -152,13 +152,13 @@ async def check_chat(
         raise invalid("messages: is missing; give a list of messages", param="messages")
     else:  # refused before tokenizing if the prompt certainly has more than `most` tokens
         prompt = await worker.encode(
-            lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=origin.salt, max_tokens=most), size, context.cpu
+            lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=options.salt, max_tokens=most), size, context.cpu
         )
-    constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
+    constraint = worker.output_parsers.build_constraint(options.constraint, tool_use, prompt)
     if constraint is not None:
-        grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
-        sampling_request = replace(sampling_request, constraint=constraint, grammar=grammar)
-    return prompt, sampling_request, tool_use
+        grammar = await context.while_connected(worker.compile_grammar(constraint, options.tenant, context.cpu.add))
+        options = replace(options, constraint=constraint, grammar=grammar)
+    return prompt, options, tool_use
 
 
 @asynccontextmanager
@@ -176,16 +176,16 @@ async def prepare_chat(
     """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        prompt, sampling_request, tool_use = await check_chat(worker, context, request, prompt_tokens, size)
-        parsers = worker.output_parsers.build_parser_factory(sampling_request.constraint, tool_use, prompt)
-        yield model, prepare(worker, [prompt], sampling_request, adapter, parsers, "messages", ends_at_context), tool_use
+        prompt, options, tool_use = await check_chat(worker, context, request, prompt_tokens, size)
+        parsers = worker.output_parsers.build_parser_factory(options.constraint, tool_use, prompt)
+        yield model, prepare(worker, [prompt], options, adapter, parsers, "messages", ends_at_context), tool_use
 
 
 async def count_chat_tokens(worker: Worker, context: RequestContext, request: ChatRequest, size: int) -> int:
     """Return the number of prompt tokens of a chat, without a limit. Raise ApiError if generation would refuse it for another reason."""
     worker.check_model(request.model)
-    prompt, sampling_request, _ = await check_chat(worker, context, request, None, size, bounded=False)
-    resolve_sampling(worker, sampling_request)
+    prompt, options, _ = await check_chat(worker, context, request, None, size, bounded=False)
+    resolve_sampling(worker, options)
     worker.check_tokens(prompt, "messages")
     return len(prompt)
 

@@ -9,7 +9,7 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import CompletionLogprobsFormatter, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
-from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
+from fairlead_worker.api.generation.sampling import GenerationOptions, read_options
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ChunkWriter
 from fairlead_worker.api.replies import send_answer
@@ -31,21 +31,21 @@ class CompletionFormatter:
         self.id = f"cmpl-{id}"
         self._encoder = worker.encoder
         self._generation_request = generation_request
-        skip = not generation_request.output_options.include_special_tokens
+        skip = not generation_request.options.include_special_tokens
         self._echoes = [worker.encoder.decode(prompt, skip) if request.echo else "" for prompt in generation_request.prompts]
         self._echo_logprobs = bool(request.echo) and request.logprobs is not None
         self._prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs = [
-            CompletionLogprobsFormatter(worker.encoder, generation_request.output_options.tokens_as_token_ids, skip)
-            for _ in range(len(self._echoes) * generation_request.n)
+            CompletionLogprobsFormatter(worker.encoder, generation_request.options.tokens_as_token_ids, skip)
+            for _ in range(len(self._echoes) * generation_request.options.n)
         ]
 
     def first_chunk(self, index: int) -> CompletionChoice | None:
-        prompt = index // self._generation_request.n
-        if not (self._echoes[prompt] or self._echo_logprobs or self._generation_request.output_options.return_token_ids):
+        prompt = index // self._generation_request.options.n
+        if not (self._echoes[prompt] or self._echo_logprobs or self._generation_request.options.return_token_ids):
             return None
         first = CompletionChoice(index, self._echoes[prompt], self._echo_logprobs_of(index))
-        if self._generation_request.output_options.return_token_ids:
+        if self._generation_request.options.return_token_ids:
             first.prompt_token_ids = self._generation_request.prompts[prompt].tolist()
         return first
 
@@ -56,7 +56,7 @@ class CompletionFormatter:
         return CompletionChoice(index, "", None, choice.client_finish_reason, choice.stop_reason)
 
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> CompletionChoice:
-        prompt = index // self._generation_request.n
+        prompt = index // self._generation_request.options.n
         logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].format_delta(delta)
         tokens, scores = self._generation_request.prompts[prompt], self._generation_request.get_prompt_logprobs(prompt)
         return CompletionChoice(
@@ -66,7 +66,7 @@ class CompletionFormatter:
             choice.client_finish_reason,
             choice.stop_reason,
             prompt_logprobs=format_prompt_logprobs(self._encoder, tokens, scores) if self._prompt_logprobs else None,
-            prompt_token_ids=tokens.tolist() if self._generation_request.output_options.return_token_ids else None,
+            prompt_token_ids=tokens.tolist() if self._generation_request.options.return_token_ids else None,
             token_ids=None,
         )
 
@@ -77,7 +77,7 @@ class CompletionFormatter:
         """Return the prompt's log-probabilities, followed by those of `delta`."""
         if not self._echo_logprobs:
             return None
-        prompt = index // self._generation_request.n
+        prompt = index // self._generation_request.options.n
         return self._logprobs[index].format_echo(
             self._generation_request.prompts[prompt], self._generation_request.get_prompt_logprobs(prompt), delta
         )
@@ -90,32 +90,30 @@ async def completions(worker: Worker, context: RequestContext) -> None:
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         origin = read_origin(context, request.cache_salt, request.priority, request.user)
-        sampling_request = build_sampling_request(request, worker.ready.sampling_defaults, origin)
-        prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, context, request, sampling_request)
-        if (constraint := sampling_request.constraint) is not None:
-            grammar = await context.while_connected(worker.compile_grammar(constraint, origin.tenant, context.cpu.add))
-            sampling_request = replace(sampling_request, grammar=grammar)
-        generation_request = prepare(worker, prompts, sampling_request, adapter)
+        options = read_options(request, worker.ready.sampling_defaults, *origin)
+        prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, context, request, options)
+        if (constraint := options.constraint) is not None:
+            grammar = await context.while_connected(worker.compile_grammar(constraint, options.tenant, context.cpu.add))
+            options = replace(options, grammar=grammar)
+        generation_request = prepare(worker, prompts, options, adapter)
         formatter = CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request)
         writer = ChunkWriter(worker, request, model, formatter, generation_request)
         await send_answer(context, worker, generation_request, writer, stream=bool(request.stream))
 
 
-async def _prompts(
-    worker: Worker, context: RequestContext, request: CompletionRequest, sampling_request: SamplingRequest
-) -> "list[array[int]]":
+async def _prompts(worker: Worker, context: RequestContext, request: CompletionRequest, options: GenerationOptions) -> "list[array[int]]":
     """Return the token ids of each prompt: one text, several texts, one list of token ids, or several."""
     texts = [text for _, text in list_texts("prompt", request.prompt)]
-    if len(texts) * sampling_request.best_of > MAX_SEQUENCES:
+    if len(texts) * options.best_of > MAX_SEQUENCES:
         raise invalid(
-            f"prompt: {len(texts)} prompts times {sampling_request.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt"
+            f"prompt: {len(texts)} prompts times {options.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt"
         )
-    special, is_cut = request.add_special_tokens is not False, sampling_request.truncate_prompt_tokens is not None
+    special, is_cut = request.add_special_tokens is not False, options.truncate_prompt_tokens is not None
     most = worker.max_countable_tokens if is_cut else worker.max_model_len
     # before they are tokenized: a list may take seconds
-    worker.check_queue_limit(len(texts) * sampling_request.best_of, sampling_request.origin.tenant)
+    worker.check_queue_limit(len(texts) * options.best_of, options.tenant)
 
     def encode(text: TextOrTokens) -> "array[int]":
-        return worker.encoder.encode_text(text, special, sampling_request.origin.salt, most) if isinstance(text, str) else array("I", text)
+        return worker.encoder.encode_text(text, special, options.salt, most) if isinstance(text, str) else array("I", text)
 
     return await worker.encode_list(encode, texts, [len(text) for text in texts], context.cpu)

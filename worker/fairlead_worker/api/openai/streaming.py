@@ -124,7 +124,7 @@ class ChunkWriter:
         if index not in self._opened:
             self._open_choice(index)
         plain = delta.plain_text
-        ids = self._generation_request.output_options.return_token_ids and bool(delta.tokens)
+        ids = self._generation_request.options.return_token_ids and bool(delta.tokens)
         if delta.logprobs or plain is None or ids or (plain and self._continuous_usage):
             for place, chunk in enumerate(self._formatter.chunks(index, delta)):
                 self._write_chunk(self._with_ids(chunk, [] if place else delta.tokens))
@@ -148,7 +148,7 @@ class ChunkWriter:
 
     def _with_ids(self, choice: Chosen, tokens: list[int]) -> Chosen:
         """Return a choice with vLLM's `token_ids`, if the request has `return_token_ids`."""
-        if self._generation_request.output_options.return_token_ids:
+        if self._generation_request.options.return_token_ids:
             choice.token_ids = tokens
         return choice
 

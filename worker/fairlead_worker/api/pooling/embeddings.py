@@ -60,7 +60,7 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
     if request.input is not None:
         raise invalid("messages: give either input or messages", param="messages")
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
-    origin, is_cut = read_origin(context, request.cache_salt), request.truncate_prompt_tokens is not None
+    (salt, _, _), is_cut = read_origin(context, request.cache_salt), request.truncate_prompt_tokens is not None
     most = worker.max_countable_tokens if is_cut else worker.max_model_len
     return await worker.encode(
         lambda: worker.encoder.encode_chat(
@@ -68,7 +68,7 @@ async def _encode_messages(worker: Worker, context: RequestContext, request: Emb
             add_generation_prompt=bool(request.add_generation_prompt),
             continue_final_message=bool(request.continue_final_message),
             template_kwargs=request.chat_template_kwargs,
-            scope=origin.salt,
+            scope=salt,
             template=request.chat_template,
             add_special_tokens=bool(request.add_special_tokens),
             max_tokens=most,

@@ -91,18 +91,18 @@ async def compute(
     if len(texts) > MAX_TEXTS:
         name = texts[-1][0].partition("[")[0]
         raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
-    origin = read_origin(context, request.cache_salt, request.priority, request.user)
+    salt, tenant, priority = read_origin(context, request.cache_salt, request.priority, request.user)
     firsts: dict[str, array[int]] = {}
 
     def encode(text: tuple[str, TextOrTokens | Pair]) -> "tuple[array[int], int]":
-        return _tokens(worker, request, *text, origin.salt, firsts)
+        return _tokens(worker, request, *text, salt, firsts)
 
     encoded = await worker.encode_list(encode, texts, [len(text) for _, text in texts], context.cpu)
     with worker.adapters.use(model) as adapter:
-        root = worker.root_of(adapter.digest if adapter else "", origin.salt)
+        root = worker.root_of(adapter.digest if adapter else "", salt)
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
         submits = [
-            Submit("", tokens.tobytes(), sampling, root, origin.priority, origin.tenant, number, pooling=kind, second=second)
+            Submit("", tokens.tobytes(), sampling, root, priority, tenant, number, pooling=kind, second=second)
             for tokens, second in encoded
         ]
         run = PoolingRun(worker, PooledTexts(model, [tokens for tokens, _ in encoded]), context.span, context.cpu)

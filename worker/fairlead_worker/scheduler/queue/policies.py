@@ -63,7 +63,8 @@ class HeapOrder:
     """Note that another prefix of the request is cached now."""
 
     def _entry(self, request: Request, prefix_match: PrefixMatch) -> Entry:
-        return request.priority, self._key(request, prefix_match), request.arrival, next(self._entries), prefix_match, request.tenant
+        key, submit = self._key(request, prefix_match), request.submit
+        return submit.priority, key, request.arrival, next(self._entries), prefix_match, submit.tenant
 
     def _release(self, tenant: str) -> None:
         """Return the first held entry of a tenant to the heap."""

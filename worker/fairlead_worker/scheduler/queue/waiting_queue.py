@@ -60,12 +60,13 @@ class WaitingQueue:
     def add(self, request: Request, lost_pages: bool = False) -> None:
         """Add a new or preempted request. `lost_pages`: it was preempted because decodes ran out of pages."""
         request.history.lost_pages = lost_pages
-        prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
+        submit = request.submit
+        prefix_match = self._cache.track(submit.root, request.tokens, request.reusable, bool(submit.adapter))
         request.prefix_match = prefix_match
         self._requests[prefix_match] = request
         size = self._sizes[prefix_match] = self._uncached(prefix_match)
         self.tokens += size
-        self._priorities[request.priority] += 1
+        self._priorities[submit.priority] += 1
         self._by_arrival[request.arrival] = request
         heappush(self._arrivals, request.arrival)
         self._order.add(request)
@@ -78,9 +79,10 @@ class WaitingQueue:
         assert prefix_match is not None, "a waiting request has a match"
         del self._requests[prefix_match], self._by_arrival[request.arrival]
         self.tokens -= self._sizes.pop(prefix_match)
-        self._priorities[request.priority] -= 1
-        if not self._priorities[request.priority]:
-            del self._priorities[request.priority]
+        priority = request.submit.priority
+        self._priorities[priority] -= 1
+        if not self._priorities[priority]:
+            del self._priorities[priority]
         self._unpromised.pop(request, None)
         self._cache.untrack(prefix_match)
         request.prefix_match = None
@@ -91,16 +93,16 @@ class WaitingQueue:
         turn = self._turn_of(oldest)
         if oldest is request:
             self._passed = max(0.0, min(self._passed, self._max_bypass * turn) - self._max_bypass * count)
-        elif request.priority >= oldest.priority:
+        elif request.submit.priority >= oldest.submit.priority:
             self._passed += turn
-        self._least_urgent = max(self._least_urgent, request.priority)
+        self._least_urgent = max(self._least_urgent, request.submit.priority)
         self.remove(request)
         if oldest is not request:
             self.record_prefill(request, count)
 
     def record_prefill(self, request: Request, count: int) -> None:
         """Count the tokens that a step computes of an admitted request, if it is more urgent than the oldest waiting one."""
-        if self._requests and request.priority < self._oldest().priority:
+        if self._requests and request.submit.priority < self._oldest().submit.priority:
             self._passed += count
 
     def _turn_of(self, request: Request) -> int:
@@ -138,13 +140,14 @@ class WaitingQueue:
         blocked, skipped = inf, 0
         with closing(self._order.candidates()) as candidates:
             for request in candidates:
-                if request.priority > blocked:  # less urgent requests must not take the pages that another one waits for
+                priority, tenant = request.submit.priority, request.submit.tenant
+                if priority > blocked:  # less urgent requests must not take the pages that another one waits for
                     return
                 yield request
                 if request.prefix_match is not None:
-                    blocked, skipped = request.priority, skipped + 1
-                    self._skipped[request.tenant] += self._scan_limit if request.history.lost_pages else 1
-                    if request.history.lost_pages and not request.tenant:
+                    blocked, skipped = priority, skipped + 1
+                    self._skipped[tenant] += self._scan_limit if request.history.lost_pages else 1
+                    if request.history.lost_pages and not tenant:
                         return
                 if skipped >= self._scan_limit or self.has_due:
                     return
@@ -174,7 +177,8 @@ class WaitingQueue:
 
     def _may_run(self, request: Request) -> bool:
         """Return whether a request may be a candidate. One tenant gets half of the scan, so another one's are reached behind its own."""
-        return not request.tenant or (2 * self._skipped[request.tenant] < self._scan_limit and self._has_share(request))
+        tenant = request.submit.tenant
+        return not tenant or (2 * self._skipped[tenant] < self._scan_limit and self._has_share(request))
 
     def _key(self, request: Request, prefix_match: PrefixMatch) -> float:
         return -inf if request.history.lost_pages else self._policy_key(request, prefix_match)
