@@ -212,6 +212,8 @@ class Scheduler:
             if self.speculation is not None and request in self.batch:
                 self.speculation.finish_row(row)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
+        if self._states is not None:
+            self._states.settle(lease_of(request), row.start, computed)
         if request.pool is not None and computed == len(request.tokens):
             request.finish = "stop"
             cached, vector = request.history.reported_cached, request.pool.embedding()
