@@ -38,7 +38,7 @@ from fairlead_worker.model.packed import pack_linears
 from fairlead_worker.model.plan import LoadPlan, plan_load
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
-from fairlead_worker.model.reading import read_model
+from fairlead_worker.model.reading import find_file, read_model
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
 from fairlead_worker.sharding.group import Group
@@ -57,6 +57,7 @@ FUSIONS = (PROJECTIONS, *KINDS)
 """Stacked projections (`layers.stack`), and the fusions of `model.fuse` with FlashInfer's kernels."""
 INT4_COST = "4 bits cost 0.003 nats a token on SmolLM2-135M and 0.11 on Gemma 3 270M, int8 at most 0.01: compare your model's answers"
 """Of `python -m bench quality`."""
+AGAIN = "download the checkpoint again, or quantize the model again"
 Locate = Callable[[str, Progress, ModelCache | None], Path]
 """Returns the folder with the files of a URI; `resolve` downloads them."""
 
@@ -244,6 +245,8 @@ def _read(
             form: Format | None = blocks or read_format(uri, config, tensors, quantization)
             further = {} if form is not None else quantize_arguments(uri, quantization, device)
             if form is not None:
+                if (lack := form.find_missing(tensors)) is not None:
+                    raise ModelLoadError(uri, f"{find_file(folder, plan.files, lack[0])} has {lack[0]}, and no file has {lack[1]}: {AGAIN}")
                 target = Target(torch_dtype, capability_of(device), dtype, quantization, 1 if group is None else group.size)
                 form.settle(target, device)
                 experts = keep_experts(config, form, tensors, target, device)
@@ -287,7 +290,8 @@ def _read(
             f"quantization_config that it was made with, or take one of {', '.join(sorted(LIBRARIES))}",
         )
     if without := next((name for name in bare if name.removesuffix(".weight") in own), ""):
-        raise ModelLoadError(uri, f"missing weights: {without} is in float8, and no file has its scale")
+        file = find_file(folder, plan.files, without)
+        raise ModelLoadError(uri, f"missing weights: {without} of {file} is in float8, and no file has its scale: {AGAIN}")
     missing = sorted(info["missing_keys"])
     named = any("ForCausalLM" in name for name in config.architectures or ())
     headless = missing == ["lm_head.weight"] and not plan.is_wrapped and not named

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WHOLE_ROWS, Form, save_quantized
@@ -14,6 +15,7 @@ from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WH
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.formats import choose
 from fairlead_worker.model.formats.compressed import RoundingLinear
+from fairlead_worker.model.formats.mxfp4 import Mxfp4
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.model.trial import trial_logits
@@ -132,3 +134,37 @@ def test_groups_in_any_order_are_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"group_size": 32', '"group_size": 32, "actorder": "group"'))
     with pytest.raises(ModelLoadError, match=r"its quantization_config cannot be read: .*actorder"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("form", "lost", "cause"),
+    [
+        ("GPTQ", "scales", "has {}.qweight, and no file has {}.scales"),
+        ("GPTQ", "qweight", "has {}.scales, and no file has {}.qweight"),
+        ("GPTQ", "qzeros", "has {}.qweight, and no file has {}.qzeros"),
+        ("GPTQ with act-order", "g_idx", "has {}.qweight, and no file has {}.g_idx"),
+        ("AWQ", "qzeros", "has {}.qweight, and no file has {}.qzeros"),
+        ("int4 in groups with zero points", "weight_scale", "has {}.weight_packed, and no file has {}.weight_scale"),
+        ("int4 in groups with zero points", "weight_packed", "has {}.weight_scale, and no file has {}.weight or {}.weight_packed"),
+        ("int4 in groups with zero points", "weight_zero_point", "has {}.weight_scale, and no file has {}.weight_zero_point"),
+        ("float8, a scale for each output", "weight_scale", "{}.weight of model.safetensors is in float8, and no file has its scale"),
+        ("float8 in blocks", "weight_scale_inv", "{}.weight of model.safetensors is in float8, and no file has its scale"),
+        ("float8 in blocks", "weight", "has {}.weight_scale_inv, and no file has {}.weight"),
+    ],
+)
+def test_a_quantized_weight_that_lacks_a_tensor_is_refused_by_name(form: str, lost: str, cause: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    save_quantized((FORMS | FURTHER)[form], tmp_path)
+    layer, path = "model.layers.1.mlp.down_proj", tmp_path / "model.safetensors"
+    left = {name: tensor for name, tensor in load_file(path).items() if name != f"{layer}.{lost}"}
+    save_file(left, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError) as refused:
+        load_model(str(tmp_path))
+    text = str(refused.value)
+    assert cause.replace("{}", layer) in text and "model.safetensors" in text and "download the checkpoint again" in text
+
+
+def test_mxfp4_needs_blocks_and_scales() -> None:
+    names = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj_blocks", "down_proj_scales", "gate_up_proj_blocks")]
+    assert Mxfp4(names).find_missing(names) == (names[2], "model.layers.0.mlp.experts.gate_up_proj_scales")
+    assert Mxfp4(names).find_missing(names[:2]) is None

@@ -11,7 +11,6 @@ from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, fp8_of_ten
 from tests.worker.model.formats.alone import Alone, explicit, pretend_gpu
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import float8
 from fairlead_worker.model.formats.base import Target
@@ -152,17 +151,6 @@ def test_layers_of_two_lists_are_not_each_others() -> None:
     names = [f"model.altup_{name}projections.0.{part}" for name in ("", "unembed_") for part in ("weight", "weight_scale_inv")]
     found = Float8(config_of({}), names).layers
     assert found == {"altup_projections.0": "model.altup_projections.0.weight", "altup_unembed_projections.0": names[2]}
-
-
-@pytest.mark.parametrize("form", ["float8 in blocks", "float8, a scale for each output"])
-def test_a_missing_scale_is_said(form: str, tmp_path: Path) -> None:
-    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
-    save(FORMS[form], tmp_path)
-    path = tmp_path / "model.safetensors"
-    left = {name: tensor for name, tensor in load_file(path).items() if "layers.1.mlp.down_proj.weight_scale" not in name}
-    save_file(left, path, metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.down_proj\.weight is in float8, and no file has its scale"):
-        load_model(str(tmp_path))
 
 
 def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:

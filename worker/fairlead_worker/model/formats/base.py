@@ -57,11 +57,22 @@ class Format:
     """The dtype that kept layers compute in, if there is one alone."""
     keeps = False
     """Whether linear layers stay in few bits. `settle` decides."""
+    needed: Mapping[str, Collection[str]] = {}
+    """Last part of a tensor's name -> those that its weight must have beside it; "a|b": one of two."""
 
     def __init__(self, weights: Mapping[str, Mapping[str, str]]) -> None:
         """weights: name of a weight -> its tensors: last part of the name -> name."""
         self.weights = weights
         self.layers = {relative(name.removesuffix(".weight")): name for name in decoder_last(weights)}
+
+    def find_missing(self, names: Collection[str]) -> tuple[str, str] | None:
+        """Return a tensor of these names, and the name of one that it needs and that is not there; None: there is no such tensor."""
+        for layer, parts in group_layers(names).items():
+            for part in parts.keys() & self.needed.keys():
+                lacking = (each for each in self.needed[part] if not parts.keys() & set(each.split("|")))
+                if missing := next(lacking, ""):
+                    return parts[part], f"{layer}.{missing.replace('|', f' or {layer}.')}"
+        return None
 
     @property
     def groups(self) -> Groups:

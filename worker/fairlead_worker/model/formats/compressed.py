@@ -51,6 +51,8 @@ class CompressedTensors(Format):
             self._targets = [Targets(scheme.targets) for scheme in self.schemes]
         except re.error as error:
             raise ModelLoadError(uri, f"its quantization_config has a pattern that cannot be read: {error.pattern!r}: {error}") from error
+        asymmetric = bool(schemes) and not any(scheme.weights.symmetric for scheme in schemes)
+        self.needed = {"weight_packed": ("weight_scale",), "weight_scale": ("weight|weight_packed", *[ZERO] * asymmetric)}
         super().__init__(
             {
                 f"{layer}.weight": {part: name for part, name in parts.items() if part != "bias" and (part != ZERO or zeros)}
