@@ -19,6 +19,7 @@ from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
 from fairlead_worker.model.trial import trial_logits
+from fairlead_worker.sharding.group import Gathered
 
 SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -114,6 +115,18 @@ def test_the_parts_of_ranks_are_the_whole(tmp_path: Path) -> None:
         heads = plain.get_parameter("model.layers.0.self_attn.k_proj.weight").narrow(0, rank * 128, 128)
         stacked = layers["model.layers.0.self_attn.qkv_proj.linear"]
         assert torch.equal(stacked.part(128, 256).numbers(), heads)
+
+
+def test_each_rank_has_its_part_of_a_head_in_float8(tmp_path: Path) -> None:
+    save(Form(IN_BLOCKS.make, BLOCKS, SIZES | {"hidden_size": 256, "num_key_value_heads": 4}), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    parts, wide = IN_BLOCKS.make(tensors.pop("lm_head.weight").float())
+    save_file(tensors | {f"lm_head.{name}": tensor for name, tensor in parts.items()}, path, metadata={"format": "pt"})
+    for rank in (0, 1):
+        head = load_model(str(tmp_path), dtype="bfloat16", group=Alone(rank)).model.get_submodule("lm_head")
+        assert isinstance(head, Gathered) and isinstance(head.layer, Fp8BlockLinear)
+        assert torch.equal(head.layer.numbers(), wide[rank * 256 : (rank + 1) * 256])
 
 
 def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
