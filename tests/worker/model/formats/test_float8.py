@@ -166,6 +166,12 @@ def test_layers_of_two_lists_are_not_each_others() -> None:
     assert found == {"altup_projections.0": "model.altup_projections.0.weight", "altup_unembed_projections.0": names[2]}
 
 
+def test_layers_of_a_list_with_another_name_are_told_apart() -> None:
+    """As in StarCoder and Falcon."""
+    names = [f"transformer.h.{layer}.attn.c_attn.{part}" for layer in (0, 1) for part in ("weight", "weight_scale_inv")]
+    assert Float8(config_of({}), names).layers == {"h.0.attn.c_attn": names[0], "h.1.attn.c_attn": names[2]}
+
+
 def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:
     """As DeepSeek V4's output projection, of which each group of heads has a part."""
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.sharding.scales import Groups
+from fairlead_worker.sharding.shards import IN_LIST
 
 logger = logging.getLogger(__name__)
 
@@ -180,13 +181,9 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def relative(path: str) -> str:
-    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix. Of others the name, and of those
-    in a list its name too.
-    """
-    if "layers." in path:
-        return path[path.index("layers.") :]
-    parent, _, name = path.rpartition(".")
-    return f"{parent.rpartition('.')[2]}.{name}" if name.isdigit() else name
+    """Return the path of a layer from its first list of layers on; of others the name."""
+    found = IN_LIST.search(path)
+    return found[0] if found else path.rpartition(".")[2]
 
 
 def decoder_last(names: Collection[str]) -> list[str]:
