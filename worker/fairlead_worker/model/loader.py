@@ -252,6 +252,11 @@ def _read(
                 experts = keep_experts(config, form, tensors, target, device)
                 if group is not None:  # layers of the ranks would compute in different dtypes
                     form.keeps = bool(group.least(int(form.keeps)))
+                    if not group.least(int(experts is not None)) and experts is not None:
+                        logger.warning(
+                            "experts are widened to %s: another rank's device does not multiply them right", str(torch_dtype)[6:]
+                        )
+                        experts = None
                 if form.keeps and form.computes is not None:
                     torch_dtype = choose_dtype(uri, str(form.computes).removeprefix("torch."), config, device)
                 config.__dict__.pop("quantization_config", None)  # transformers would ask for its own modules
