@@ -79,6 +79,7 @@ def test_pages_of_each_group_go_to_the_host_and_come_back(case: Case) -> None:
         assert [tokens for tokens, _ in warm] == case.expected
         host = engine.scheduler.load().host
         assert host is not None and host.loaded and host.cached_tokens and not host.dropped
+        assert host.total == 4000 // engine.scheduler.cache.units, "whole pages, as on the device"
         assert [cached for _, cached in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in case.prompts], "nothing was lost"
 
 

@@ -364,8 +364,8 @@ class Scheduler:
             cached_tokens=stats.cached_tokens,
             output_tokens=stats.output_tokens,
             preemptions=stats.preemptions,
-            evicted_pages=cache.evicted_pages,
+            evicted_pages=cache.evicted_pages // cache.units,
             preemption_recomputed_tokens=stats.recomputed_tokens,
-            host=None if host is None else host.report(stats.host_cached_tokens),
+            host=None if host is None else host.report(stats.host_cached_tokens, cache.units),
             drafts=None if self.speculation is None else self.speculation.counts(),
         )
