@@ -97,7 +97,7 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
 @pytest.mark.parametrize(
     ("family", "changes", "cause"),
     [
-        ("llama4 (text)", {}, "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
+        ("llama4 (text)", {"intermediate_size": 33}, "the 33 inner values of model.layers.1.feed_forward.experts cannot be divided by 2"),
         ("qwen3_next", {"linear_num_key_heads": 1}, "model.layers.0.linear_attn: its 1 key heads cannot be divided by 2"),
         (
             "mamba2",

@@ -205,6 +205,9 @@ class Shards:
         of experts without a gate) and [experts, width, inner].
         """
         styles = {name: _style(plan, f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
+        if styles == {"gate_up_proj": "packed_rowwise", "down_proj": COLUMNS}:
+            self._transposed_experts(path, module)
+            return
         if styles not in ({"gate_up_proj": PACKED, "down_proj": ROWS}, {"up_proj": COLUMNS, "down_proj": ROWS}):
             raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
         name = next(iter(styles.keys() - {"down_proj"}))
@@ -224,6 +227,17 @@ class Shards:
         for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
             for each in names:
                 self._set(f"{block}.experts.*.{each}.weight", Cut(dim, begin, end, inner))
+        self.summed.append(path)
+
+    def _transposed_experts(self, path: str, module: Any) -> None:
+        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them."""
+        experts, inner, width = module.down_proj.shape
+        if module.gate_up_proj.shape != (experts, width, 2 * inner):
+            raise Unshardable(f"the experts {path} are laid out as {tuple(module.gate_up_proj.shape)} and {tuple(module.down_proj.shape)}")
+        self._even(inner, f"the {inner} inner values of {path}")
+        ranks = Ranks(self.rank, self.size)
+        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(inner, inner, dim=2))
+        self._parameter(f"{path}.down_proj", module, "down_proj", ranks.cut(inner, dim=1))
         self.summed.append(path)
 
     def _linear(self, path: str, module: nn.Linear, cut: AnyCut) -> None:
