@@ -21,6 +21,7 @@ from fairlead_worker.model.formats.base import Format, Target
 from fairlead_worker.model.formats.choose import (
     LIBRARIES,
     OF_QUANTIZED,
+    check_products,
     made_groups,
     quantize_arguments,
     read_format,
@@ -286,7 +287,10 @@ def _read(
     except GgufError as error:
         raise ModelLoadError(uri, str(error)) from error
     except Exception as error:
-        raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
+        of_torchao = hasattr(config, "quantization_config")
+        hint = f" The log names each weight that torchao could not make (CONVERSION): {AGAIN}" if of_torchao else ""
+        raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}{hint}") from error
+    check_products(uri, model, torch_dtype)
     own = {name.removesuffix(".weight") for name, _ in model.named_parameters()}
     if alone := sorted(key for key in info["unexpected_keys"] if key.endswith(OF_QUANTIZED) and key.rpartition(".")[0] in own):
         raise ModelLoadError(
