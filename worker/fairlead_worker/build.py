@@ -232,20 +232,19 @@ def choose_modes(
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """Return the scheduler's configuration for this model, before it is limited to the available memory."""
-    steps = step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
-    return replace(steps, speculative_method="none") if loaded.states else steps  # a state cannot go back behind a rejected token
+    return step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
 
 
 def check_states(config: WorkerConfig, loaded: "LoadedModel") -> None:
-    """Warn of settings that a model with recurrent layers ignores. Raises ModelLoadError for those that it cannot have."""
+    """Raise ModelLoadError for settings that a model with recurrent layers cannot have."""
     from fairlead_worker.errors import ModelLoadError
 
     if not loaded.states:
         return
     if config.deterministic:
         raise ModelLoadError(config.model, "--deterministic is not served for recurrent layers: their sums depend on where a chunk begins")
-    if config.speculative_config is not None:
-        logger.warning("--speculative-config is ignored: the model has recurrent layers, whose states cannot go back")
+    if config.speculative_config is not None and config.speculative_config.model and not loaded.layers:
+        raise ModelLoadError(config.model, 'it has no pages of KV for a draft model; set "method": "ngram" in --speculative-config')
 
 
 def step_config(

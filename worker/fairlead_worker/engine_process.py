@@ -172,7 +172,7 @@ def build(
             group.check_same(config.model, loaded.digest)
     check_states(config, loaded)
     draft = None
-    if (speculative := config.speculative_config) is not None and speculative.model and not loaded.states:
+    if (speculative := config.speculative_config) is not None and speculative.model:
         report = _progress_reporter(end, "of the draft model")
         draft = load_draft(
             speculative.model, loaded, dtype=config.dtype, quantization=speculative.quantization, progress=report, cache=cache

@@ -28,7 +28,7 @@ class ServerCertificate:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             why = str(error) or type(error).__name__
             raise ValueError(f"--ssl-certfile {certfile} with --ssl-keyfile {keyfile} cannot be used: {why}") from error
-        what, paths = f"certificate {certfile}", (self._certfile, self._keyfile)
+        what, paths = f"certificate {certfile} with key {keyfile}", (self._certfile, self._keyfile)
         self._files = FileFollower(what, self._read, *paths, default=first, on_change=self._report_change)
         self.follow = self._files.follow
         self.context: ssl.SSLContext = _create_context()

@@ -201,6 +201,7 @@ async def test_files_that_do_not_fit_together_never_take_effect(
         authority.swap(*pair)
         await eventually(lambda: caplog.text.count("cannot be used") == times, "the log says so")  # noqa: B023  # over immediately
         assert await serial(router.port) == second
+    assert f"certificate {authority.certfile} with key {authority.keyfile} cannot be used" in caplog.text
     authority.swap(certificate, private)
     await eventually(lambda: _is(router.port, first), "a valid pair again")
 

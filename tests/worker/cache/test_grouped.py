@@ -178,7 +178,7 @@ def test_a_window_comes_back_from_the_host_with_the_pages_before_it() -> None:
     lease.release()
     cache._evict(14)
     assert not cache.host.take_copies()[0], "their slots were kept"
-    assert cache.clear() == 10 and cache.host.report(0).used == 0 and not list(cache.nodes())
+    assert cache.clear() == 10 and cache.host.report(0, 1).used == 0 and not list(cache.nodes())
 
 
 @settings(deadline=None, max_examples=150)

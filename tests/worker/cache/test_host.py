@@ -177,11 +177,11 @@ def test_a_reset_drops_both_tiers_except_what_is_in_use(slots: int) -> None:
     kept = used.shared
     cache.clear()
     assert sum(1 for _ in cache.nodes()) == kept and cache.evictable == 0
-    assert cache.host is None or cache.host.report(0).used == len(copies(cache)[1]), "slots that the next plan loads"
+    assert cache.host is None or cache.host.report(0, 1).used == len(copies(cache)[1]), "slots that the next plan loads"
     used.release()
     if slots:
         cache.clear()
         copies(cache)
     cache.clear()
     assert not list(cache.nodes()) and not cache.block_hashes() and cache.pool.free == cache.pool.total
-    assert cache.host is None or cache.host.report(0).used == 0
+    assert cache.host is None or cache.host.report(0, 1).used == 0

@@ -45,6 +45,16 @@ def test_preempted_and_evicted(case: Case, settings: dict[str, Any]) -> None:
     check_preempted(case, 200, **settings)
 
 
+def test_a_draft_model(case: Case) -> None:
+    """The model drafts for itself."""
+    settings = NGRAM | {"speculative_method": "draft"}
+    engine = Engine(case.loaded, chunk=64, pages=4096, page_size=4, settings=settings, draft=case.loaded)
+    for _ in range(2):
+        assert engine.serve(case.prompts) == case.expected
+    drafts = engine.scheduler.load().drafts
+    assert drafts is not None and drafts.accepted > drafts.tokens / 2 > 0
+
+
 def test_prefixes_come_back_from_the_host(case: Case) -> None:
     chosen = [i for i, prompt in enumerate(case.prompts) if 15 <= len(prompt) <= 129]
     for backend in ("auto", "cpu", "reference"):

@@ -1,16 +1,41 @@
 """Models with recurrent layers: the cache of states changes no token, and gives hits that are as long as its blocks allow."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.lora import save_adapter
 from tests.models import build_model
-from tests.worker.exactness.cases import Case, check_cold_and_warm, check_preempted, make_case
+from tests.worker.exactness.cases import NGRAM, Case, check_cold_and_warm, check_preempted, make_case
 from tests.worker.exactness.harness import Engine, generate
 
 from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 MODELS = ["qwen3_next", "falcon_h1", "mamba2", "jamba"]
+DRAFT: dict[str, Any] = {"speculative_method": "draft", "speculative_break_even": 10_000}
+OPTIMIST = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
+
+
+class Oracle:
+    """Drafts what `generate` says, and at every seventh place another token."""
+
+    forwards = 0
+
+    def __init__(self, case: Case) -> None:
+        self._texts = [prompt + expected for prompt, expected in zip(case.prompts, case.expected, strict=True)]
+
+    def draft(self, plan: StepPlan) -> "Oracle":
+        self._plan = replace(plan, rows=[self._with_draft(row) if row.num_drafts else row for row in plan.rows])
+        return self
+
+    def read(self) -> StepPlan:
+        return self._plan
+
+    def _with_draft(self, row: Row) -> Row:
+        text, known = self._texts[int(row.request.id) % len(self._texts)], len(row.request.tokens)
+        return row.with_draft(row.num_drafts, [text[place] ^ (place % 7 == 0) for place in range(known, known + row.num_drafts)])
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -28,6 +53,33 @@ def test_batched_cold_and_warm(case: Case, chunk: int, page_size: int, backend: 
 def test_preempted_and_evicted(case: Case) -> None:
     """With too few snapshots too. The rest is reused."""
     assert check_preempted(case, 100, snapshots=6, max_num_seqs=256).cached_tokens
+
+
+@pytest.mark.parametrize("chunk", [16, 0])
+def test_a_state_goes_back_behind_a_rejected_token(case: Case, chunk: int) -> None:
+    """Drafts of which each length is accepted now and then: cold, warm, and with too few pages and slots."""
+    for pages, snapshots in ((4096, 0), (100, 6)):
+        engine = Engine(case.loaded, chunk, pages=pages, page_size=4, snapshots=snapshots, settings=OPTIMIST | DRAFT)
+        engine.runner.drafter = Oracle(case)  # type: ignore[assignment]  # in the place of a model that drafts
+        for _ in range(2):
+            assert engine.serve(case.prompts) == case.expected
+        load = engine.scheduler.load()
+        assert load.drafts is not None and all(load.drafts.accepted_at) and load.drafts.accepted < load.drafts.tokens
+        assert (load.preemptions > 0) == (snapshots > 0)
+
+
+def test_look_ups(case: Case) -> None:
+    assert check_preempted(case, 100, snapshots=6, max_num_seqs=256, **NGRAM).cached_tokens
+
+
+def test_a_draft_model() -> None:
+    """Beside states it has pages alone."""
+    case = make_case("qwen3_next", 333)
+    engine = Engine(case.loaded, chunk=48, settings=DRAFT, draft=make_case("llama", 333).loaded)
+    for _ in range(2):
+        assert engine.serve(case.prompts) == case.expected
+    drafts = engine.scheduler.load().drafts
+    assert drafts is not None and drafts.tokens > 100
 
 
 def test_a_host_tier_keeps_pages_whose_states_are_on_the_device() -> None:

@@ -1,5 +1,6 @@
 """Models with sliding windows or chunks of 32 tokens: the cache by groups changes no token, and holds no more than the windows need."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.worker.exactness.cases import NGRAM, Case, check_alone, check_cold_an
 from tests.worker.exactness.harness import Engine
 
 from fairlead_worker.cache.grouped import GroupedPrefixCache
+from fairlead_worker.execution import runner_builder
 from fairlead_worker.execution.batch_invariance import check_invariance
 from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.model.fixed_rows import fix_rows
@@ -79,6 +81,7 @@ def test_pages_of_each_group_go_to_the_host_and_come_back(case: Case) -> None:
         assert [tokens for tokens, _ in warm] == case.expected
         host = engine.scheduler.load().host
         assert host is not None and host.loaded and host.cached_tokens and not host.dropped
+        assert host.total == 4000 // engine.scheduler.cache.units, "whole pages, as on the device"
         assert [cached for _, cached in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in case.prompts], "nothing was lost"
 
 
@@ -104,6 +107,23 @@ def test_a_draft_model_speculates_on_the_first_group(case: Case) -> None:
         assert engine.serve(case.prompts) == case.expected
     load = engine.scheduler.load()
     assert load.preemptions and load.drafts is not None and load.drafts.accepted > load.drafts.tokens / 2 > 0
+
+
+def test_layers_of_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share groups, which keep what the widest one reads. No family has several: so this one is compared with one group."""
+    case = windowed("gemma3")
+    layers = [replace(layer, window=9) if layer.window and number % 2 else layer for number, layer in enumerate(case.loaded.layers)]
+    assert {layer.window for layer in layers} == {None, 9, WINDOW}
+    several = replace(case, loaded=replace(case.loaded, layers=tuple(layers)))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_builder, "choose_groups", lambda *_: ((), "not wanted"))
+        whole = Engine(several.loaded, chunk=0, backend="reference", native_decoder=False)
+    assert whole.runner.backend.spec.num_groups == 1
+    several.expected = [whole.serve([prompt], root=root)[0] for root, prompt in enumerate(case.prompts)]
+    assert several.expected != case.expected
+    for backend in ("auto", "reference"):
+        assert check_cold_and_warm(several, 64, 4, backend).runner.kv_groups == _groups_of(case)
+    assert check_preempted(several, 50).cached_tokens
 
 
 def test_a_window_that_no_sequence_exceeds_is_none(tmp_path: Path) -> None:

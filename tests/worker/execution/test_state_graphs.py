@@ -8,7 +8,7 @@ from bench.gpu.batches import packed
 from tests.models import save_model
 from tests.worker.execution.replayed import KERNELS, PAGE, Replayed
 
-from fairlead_worker.cache.states import ZEROS, RowState, StateSlots
+from fairlead_worker.cache.states import PREVIOUS, ZEROS, RowState, StateSlots
 from fairlead_worker.execution.cuda_graphs.decodes import graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.trial import try_graphs
@@ -55,11 +55,12 @@ def test_a_replay_advances_the_states_as_a_plain_step(loaded: LoadedModel) -> No
         make_step([(1, 6, 1)], [RowState(4, 1)], 3),  # in another slot from now on
         make_step([(2, 6, 1), (1, 7, 1), (0, 10, 1), (3, 0, 1)], [RowState(1, 2), RowState(2, 4), RowState(5, 0), RowState(0, ZEROS)], 4),
         make_step([(2, 6, 1), (3, 1, 1)], [RowState(3, 8, ((1, 9),)), None], 5),  # from the snapshot; and one that keeps nothing
+        make_step([(2, 7, 1), (2, 8, 1), (0, 11, 1)], [RowState(6, 3), RowState(7, PREVIOUS), RowState(5, 5)], 6),
     ]
     for number, step in enumerate(steps):
         expected = plain.run(step)
         torch.testing.assert_close(graphed.run(step), expected, rtol=0, atol=0.02)
-        assert len(recorder.replays) == number, "all but the prompts"
+        assert len(recorder.replays) == min(number, 4), "all but the prompts, and the row that speculates"
         mine, theirs = (runner.backend.store.layers for runner in (graphed, plain))  # type: ignore[attr-defined]  # with states
         for one, other in zip(mine, theirs, strict=True):
             for part, same in zip(one, other, strict=True):

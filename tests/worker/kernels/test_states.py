@@ -41,6 +41,18 @@ def test_rows_of_one_length_run_together_and_a_row_is_cut_at_its_snapshots() -> 
     ]
 
 
+def test_the_tokens_of_a_row_that_speculates_run_one_after_the_other() -> None:
+    """Beside a decode and a chunk. The second one's state is kept as a snapshot too."""
+    singles = RowState(7, 1, ((2, 9),), (5, 6, 7)).singles(3)
+    states, nothing = [RowState(0, 0), *singles, RowState(2, ZEROS)], torch.zeros(0, dtype=torch.int32)
+    step = PackedStep(torch.zeros(6), nothing, nothing, [0] * 5, [1, 1, 1, 1, 2], nothing, nothing, nothing, states=states)
+    assert [[_shown(group) for group in wave] for wave in plan_waves(step, 99)] == [
+        [([0, 1], [0, 1], [(0, 0), (1, 5)]), ([4, 5], [99], [(0, 2)])],
+        [([2], [5], [(0, 6), (0, 9)])],
+        [([3], [6], [(0, 7)])],
+    ]
+
+
 def _shown(group) -> tuple[list[int], list[int], list[tuple[int, int]]]:  # type: ignore[no-untyped-def]
     """Its tokens, the slots that it starts from, and the (row, slot) that it keeps."""
     return group.tokens.tolist(), group.sources.tolist(), list(zip(group.kept.tolist(), group.targets.tolist(), strict=True))

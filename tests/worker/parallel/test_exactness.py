@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "latents, and a vector of queries": ("deepseek_v2", SERVED["deepseek_v2"].settings | {"q_lora_rank": None}),
     "layers that read the KV of others": ("gemma3n_text", dict(SERVED["gemma3n (text)"].settings)),
     "the same, with heads of two sizes": ("gemma4_text", dict(SERVED["gemma4 (text)"].settings)),
+    "chunks, and experts beside an MLP": ("llama4_text", SERVED["llama4 (text)"].settings | {"attention_chunk_size": 32}),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.models import save_model
+from tests.worker.exactness.cases import NGRAM
 from tests.worker.exactness.harness import generate, make_prompts
 from tests.worker.parallel.pair import Pair
 from tests.worker.parallel.test_shards import build_own
@@ -42,11 +43,13 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_each_rank_has_its_part_of_the_states(pair: Pair, tmp_path: Path, family: str) -> None:
     expected = generate(save_model(family, tmp_path, **MODELS[family]), PROMPTS)
     whole = load_model(str(tmp_path)).states
-    with pair.engine(tmp_path, chunk=48) as engine:
+    with pair.engine(tmp_path, chunk=48, settings=NGRAM if family in ("qwen3_next", "mamba2") else {}) as engine:
         parts = engine.loaded.states
         assert [2 * prod(part.shapes[-1]) for part in parts] == [prod(state.shapes[-1]) for state in whole]
         assert engine.serve(PROMPTS) == expected
         assert engine.serve(PROMPTS) == expected, "from snapshots"
+        drafts = engine.scheduler.load().drafts
+        assert drafts is None or drafts.tokens
 
 
 class Alone:

@@ -61,6 +61,16 @@ def test_the_parts_of_all_ranks_are_the_whole(family: str, changes: dict[str, An
     assert divided > 4 * whole.config.num_hidden_layers
 
 
+def test_lists_of_layers_are_told_apart() -> None:
+    shards, cut = Shards(0, 2), Cut(0, 0, 8, 16)
+    shards._parameter("model.sublayers.0.mlp.weight", torch.nn.Linear(8, 16), "weight", cut)
+    assert shards.cut_of("sublayers.0.mlp.weight") == cut and shards.cut_of("model.layers.0.mlp.weight") is None
+    model: Any = build("llama")
+    model.further = torch.nn.ModuleDict({"layers": build("llama", intermediate_size=256).model.layers})
+    with pytest.raises(Unshardable, match=r"two of its layers are called layers\.0\.mlp\.gate_proj, and a rank's parts of them differ"):
+        Shards(0, 2).shrink(model)
+
+
 def test_ranks_that_share_a_kv_head_are_those_whose_heads_attend_to_it() -> None:
     keys = []
     for rank in range(4):
@@ -87,7 +97,7 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
 @pytest.mark.parametrize(
     ("family", "changes", "cause"),
     [
-        ("llama4 (text)", {}, "the experts model.layers.1.feed_forward.experts are not of gate_up_proj"),
+        ("llama4 (text)", {"intermediate_size": 33}, "the 33 inner values of model.layers.1.feed_forward.experts cannot be divided by 2"),
         ("qwen3_next", {"linear_num_key_heads": 1}, "model.layers.0.linear_attn: its 1 key heads cannot be divided by 2"),
         (
             "mamba2",

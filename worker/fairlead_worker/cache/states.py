@@ -21,6 +21,8 @@ from fairlead_worker.cache.prefix import ExtendHash, Lease, PrefixCache
 
 ZEROS = -1
 """In place of a slot to start from: the request starts at its first token."""
+PREVIOUS = -2
+"""The same: the row continues the one before it in the step."""
 FURTHER_SLOTS = 2
 """Beside those that are given out: one stays zero, and one is for padding."""
 
@@ -51,6 +53,14 @@ class RowState(Struct, frozen=True, gc=False):
     """Holds the states before the row's first token; `ZEROS`: there are none."""
     snapshots: tuple[tuple[int, int], ...] = ()
     """(n, slot), n ascending: the slot receives the states after the row's first n tokens."""
+    drafted: tuple[int, ...] = ()
+    """Of a row that speculates: slots that receive the states after its first token, its second and so on, `slot` the last."""
+
+    def singles(self, count: int) -> "list[RowState]":
+        """Return one for each token of a row with `count` tokens that speculates."""
+        taken = [tuple((1, slot) for n, slot in self.snapshots if n == place) for place in range(1, count + 1)]
+        sources = self.source, *[PREVIOUS] * (count - 1)
+        return [RowState(*parts) for parts in zip(self.drafted, sources, taken, strict=False)]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +82,8 @@ class RequestStates:
     """The node after which it started, if only this request ever did."""
     pending: list[tuple[int, int]] = field(default_factory=list)
     """(position, slot) of snapshots that a step has written or will write, and that no node has yet."""
+    drafted: tuple[int, ...] = ()
+    """Slots for the tokens of the row that is planned or in flight, if it speculates."""
     latest: Node | None = None
     """The node with its latest snapshot that is not of `kept`. The next one takes its place, unless others use it too."""
 
@@ -161,11 +173,13 @@ class StatePrefixCache(PrefixCache):
     def plan_row(self, lease: Lease, start: int, end: int) -> RowState:
         """Return where the states of a row with tokens `start` to `end` are, and plan its snapshots: as many as there are slots for."""
         request = self._running[lease]
-        if request.source == request.slot and request.known <= start and end % self.block_tokens:
+        if request.source == request.slot and request.known <= start and end % self.block_tokens and not request.drafted:
             return request.steady
         positions = {position for position in request.kept if start < position <= end}
         if end % (self.page_size if end < request.known else self.block_tokens) == 0:
             positions.add(end)
+        if request.drafted:
+            positions.update(range((start // self.block_tokens + 1) * self.block_tokens, end, self.block_tokens))
         snapshots = []
         for position in sorted(positions):
             slot = self._take_for_snapshot()
@@ -173,13 +187,36 @@ class StatePrefixCache(PrefixCache):
                 request.pending.append((position, slot))
                 snapshots.append((position - start, slot))
         source, request.source = request.source, request.slot
-        return RowState(request.slot, source, tuple(snapshots))
+        return RowState(request.slot, source, tuple(snapshots), request.drafted)
+
+    def take_drafts(self, lease: Lease, count: int) -> int:
+        """Take a slot for each token of a row with `count` drafted ones, or for fewer of them. Return for how many."""
+        request, slots = self._running[lease], list[int]()
+        while len(slots) < count and (slot := self._take_for_snapshot()) is not None:
+            slots.append(slot)
+        if slots:
+            request.drafted = (*slots, request.slot)
+        return len(slots)
+
+    def settle(self, lease: Lease, start: int, computed: int) -> None:
+        """Continue after `computed` tokens, of which a row that speculated has computed those from `start` on, and rejected ones."""
+        request = self._running[lease]
+        if not request.drafted:
+            return
+        request.slot = request.source = request.drafted[computed - start - 1]
+        request.steady = RowState(request.slot, request.slot)
+        rejected = [slot for position, slot in request.pending if position > computed]
+        self._num_pending -= len(request.drafted) - 1 + len(rejected)
+        self._free_slots += (*(slot for slot in request.drafted if slot != request.slot), *rejected)
+        del request.pending[len(request.pending) - len(rejected) :]
+        request.drafted = ()
 
     def end(self, lease: Lease) -> None:
         """Take the slot of a request that stops running, and of its snapshots that no node has."""
         request = self._running.pop(lease)
-        self._num_pending -= len(request.pending)
-        self._free_slots += (request.slot, *(slot for _, slot in request.pending))
+        drafted = request.drafted[:-1]  # the last one is its own
+        self._num_pending -= len(request.pending) + len(drafted)
+        self._free_slots += (request.slot, *drafted, *(slot for _, slot in request.pending))
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         super().publish(lease, tokens, computed)

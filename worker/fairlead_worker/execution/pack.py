@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fairlead_worker.cache.grouped_lease import PageTable
+from fairlead_worker.cache.states import RowState
 from fairlead_worker.kernels.base import GroupPages, HostArrays, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -80,8 +81,11 @@ def pack_groups(plan: StepPlan, page_size: int, device: torch.device, groups: in
 
 
 def pack_states(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Do the same for a model with recurrent layers, whose rows never speculate."""
-    return replace(pack(plan, page_size, device), states=[row.state for row in plan.rows])
+    """Do the same for a model with recurrent layers. The rows of one that speculates run one after the other there."""
+    states = list[RowState | None]()
+    for row in plan.rows:
+        states += [row.state] if row.state is None or not row.state.drafted else row.state.singles(row.count)
+    return replace(pack(plan, page_size, device), states=states)
 
 
 def _singles(row: Row) -> list[Row]:

@@ -267,6 +267,7 @@ class RunnerBuilder:
         """Return the graphs of the model's decodes, without the kinds that failed before."""
         slots = None if self.adapters is None or self._failures.adapters else self.adapters.slots
         verifies = self.steps is not None and self.steps.speculative_method != "none" and not self._failures.verification
+        verifies = verifies and not self.loaded.states  # a graph advances all states at once
         return self._capture(forward, backend, self._rows, slots, verifies, self.group)
 
     def _capture(

@@ -10,8 +10,9 @@ from itertools import accumulate
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 
-from fairlead_worker.cache.states import FURTHER_SLOTS, ZEROS, RowState, StateSlots
+from fairlead_worker.cache.states import FURTHER_SLOTS, PREVIOUS, ZEROS, RowState, StateSlots
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext, make_zeros
 from fairlead_worker.kernels.transfer import to_device
 
@@ -105,11 +106,16 @@ def plan_waves(step: PackedStep, zeros: int) -> list[list[Group]]:
     zeros: the slot to start from where there is no state.
     """
     states = [state or NO_STATE for state in step.states] or [NO_STATE] * len(step.counts)
-    if all(count == 1 for count in step.counts) and not any(state.snapshots for state in states):
+    if all(count == 1 for count in step.counts) and not any(state.snapshots or state.source == PREVIOUS for state in states):
         return [[_decodes(states, zeros, step.tokens.device)]]
     waves: list[dict[int, list[_Part]]] = []
+    last = slot = ZEROS  # of the row before: its last wave and its slot
     for begin, count, state in zip(accumulate(step.counts, initial=0), step.counts, states, strict=False):
-        for number, part in enumerate(_cut(begin, count, state)):
+        continues = state.source == PREVIOUS
+        parts = _cut(begin, count, replace(state, source=slot) if continues else state)
+        first = last + 1 if continues else 0
+        last, slot = first + len(parts) - 1, state.slot
+        for number, part in enumerate(parts, first):
             if number == len(waves):
                 waves.append({})
             waves[number].setdefault(part.count, []).append(part)

@@ -20,11 +20,10 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
             module.ranks = group
     if not shards.head:
         return
-    head = model.get_submodule(shards.head)
-    assert isinstance(head, nn.Linear)
+    head: nn.Module = model.get_submodule(shards.head)
     if model.config.get_text_config(decoder=True).tie_word_embeddings:
-        if not is_plain(head):
-            return  # a library's own weight type has no views, so every rank computes all logits
+        if not isinstance(head, nn.Linear) or not is_plain(head):
+            return  # few bits or a library's own weight type have no views, so every rank computes all logits
         head = _part(head, shards)
     parent, _, name = shards.head.rpartition(".")
     setattr(model.get_submodule(parent), name, Gathered(head, group))

@@ -21,6 +21,7 @@ from fairlead_worker.model.formats.base import Format, Target
 from fairlead_worker.model.formats.choose import (
     LIBRARIES,
     OF_QUANTIZED,
+    check_products,
     made_groups,
     quantize_arguments,
     read_format,
@@ -38,7 +39,7 @@ from fairlead_worker.model.packed import pack_linears
 from fairlead_worker.model.plan import LoadPlan, plan_load
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
-from fairlead_worker.model.reading import read_model
+from fairlead_worker.model.reading import find_file, read_model
 from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.trial_text import NotFinite, Reference, TrialText
 from fairlead_worker.sharding.group import Group
@@ -57,6 +58,7 @@ FUSIONS = (PROJECTIONS, *KINDS)
 """Stacked projections (`layers.stack`), and the fusions of `model.fuse` with FlashInfer's kernels."""
 INT4_COST = "4 bits cost 0.003 nats a token on SmolLM2-135M and 0.11 on Gemma 3 270M, int8 at most 0.01: compare your model's answers"
 """Of `python -m bench quality`."""
+AGAIN = "download the checkpoint again, or quantize the model again"
 Locate = Callable[[str, Progress, ModelCache | None], Path]
 """Returns the folder with the files of a URI; `resolve` downloads them."""
 
@@ -244,11 +246,18 @@ def _read(
             form: Format | None = blocks or read_format(uri, config, tensors, quantization)
             further = {} if form is not None else quantize_arguments(uri, quantization, device)
             if form is not None:
+                if (lack := form.find_missing(tensors)) is not None:
+                    raise ModelLoadError(uri, f"{find_file(folder, plan.files, lack[0])} has {lack[0]}, and no file has {lack[1]}: {AGAIN}")
                 target = Target(torch_dtype, capability_of(device), dtype, quantization, 1 if group is None else group.size)
                 form.settle(target, device)
                 experts = keep_experts(config, form, tensors, target, device)
                 if group is not None:  # layers of the ranks would compute in different dtypes
                     form.keeps = bool(group.least(int(form.keeps)))
+                    if not group.least(int(experts is not None)) and experts is not None:
+                        logger.warning(
+                            "experts are widened to %s: another rank's device does not multiply them right", str(torch_dtype)[6:]
+                        )
+                        experts = None
                 if form.keeps and form.computes is not None:
                     torch_dtype = choose_dtype(uri, str(form.computes).removeprefix("torch."), config, device)
                 config.__dict__.pop("quantization_config", None)  # transformers would ask for its own modules
@@ -278,7 +287,10 @@ def _read(
     except GgufError as error:
         raise ModelLoadError(uri, str(error)) from error
     except Exception as error:
-        raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
+        of_torchao = hasattr(config, "quantization_config")
+        hint = f" The log names each weight that torchao could not make (CONVERSION): {AGAIN}" if of_torchao else ""
+        raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}{hint}") from error
+    check_products(uri, model, torch_dtype)
     own = {name.removesuffix(".weight") for name, _ in model.named_parameters()}
     if alone := sorted(key for key in info["unexpected_keys"] if key.endswith(OF_QUANTIZED) and key.rpartition(".")[0] in own):
         raise ModelLoadError(
@@ -287,7 +299,8 @@ def _read(
             f"quantization_config that it was made with, or take one of {', '.join(sorted(LIBRARIES))}",
         )
     if without := next((name for name in bare if name.removesuffix(".weight") in own), ""):
-        raise ModelLoadError(uri, f"missing weights: {without} is in float8, and no file has its scale")
+        file = find_file(folder, plan.files, without)
+        raise ModelLoadError(uri, f"missing weights: {without} of {file} is in float8, and no file has its scale: {AGAIN}")
     missing = sorted(info["missing_keys"])
     named = any("ForCausalLM" in name for name in config.architectures or ())
     headless = missing == ["lm_head.weight"] and not plan.is_wrapped and not named

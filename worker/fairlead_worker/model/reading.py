@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -96,6 +97,15 @@ class Transposed(NamedTuple):
 def _is_matrix(name: str, tensor: Any) -> bool:
     """Return whether a slice is the matrix of a layer."""
     return "layers." in name and name.endswith(".weight") and len(tensor.get_shape()) == 2
+
+
+def find_file(folder: Path, files: Collection[str], name: str) -> str:
+    """Return which of the files has a tensor of this name, perhaps with another prefix."""
+    for file in files:
+        with safe_open(folder / file, framework="pt") as stored:
+            if relative(name) in map(relative, stored.keys()):
+                return file
+    return "the checkpoint"
 
 
 class _Bar:

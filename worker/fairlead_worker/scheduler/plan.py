@@ -42,7 +42,7 @@ class Row(Struct, frozen=True, eq=False, gc=False):
 
     def with_draft(self, count: int, draft: Sequence[int] = ()) -> "Row":
         """Return a row that verifies `count` draft tokens after the last known one."""
-        return Row(self.request, self.start, 1 + count, self.pages, self.samples, draft)
+        return Row(self.request, self.start, 1 + count, self.pages, self.samples, draft, self.state)
 
 
 class StepPlan(Struct, frozen=True, eq=False):

@@ -205,6 +205,8 @@ class Scheduler:
             if self.speculation is not None and request in self.batch:
                 self.speculation.finish_row(row)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
+        if self._states is not None:
+            self._states.settle(lease_of(request), row.start, computed)
         if request.pool is not None and computed == len(request.tokens):
             request.finish = "stop"
             cached, vector = request.history.reported_cached, request.pool.embedding()
@@ -355,8 +357,8 @@ class Scheduler:
             cached_tokens=stats.cached_tokens,
             output_tokens=stats.output_tokens,
             preemptions=stats.preemptions,
-            evicted_pages=cache.evicted_pages,
+            evicted_pages=cache.evicted_pages // cache.units,
             preemption_recomputed_tokens=stats.recomputed_tokens,
-            host=None if host is None else host.report(stats.host_cached_tokens),
+            host=None if host is None else host.report(stats.host_cached_tokens, cache.units),
             drafts=None if self.speculation is None else self.speculation.counts(),
         )

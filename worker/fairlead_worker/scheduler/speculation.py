@@ -107,9 +107,12 @@ class Speculation:
                 count = len(draft)
                 if not count:
                     continue
+            count = cache.take_drafts(lease, count)
+            if not count:
+                continue
             cache.grow(lease, known + count)
             request.fast_until = 0  # `finish_row` follows
-            drafted[place] = row.with_draft(count, draft or ())
+            drafted[place] = row.with_draft(count, draft[:count] if draft is not None else ())
             tokens += count
         return drafted
 

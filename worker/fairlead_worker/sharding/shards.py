@@ -22,6 +22,8 @@ HALVES, RECURRENT, REPLICATE = "halves", "recurrent", "replicate"
 WHOLE = ("replicate", "embedding")
 """Prefixes of styles that keep a tensor whole on every rank. An embedding is only looked up in: dividing it would save memory and cost a
 sum."""
+IN_LIST = re.compile(r"[^.]+\.\d+(?![^.]).*")
+"""A path from its first list of layers on: checkpoints and modules differ in the prefix."""
 HEAD = ("colwise_gather_output", "colwise_rep")
 """Names in different transformers releases: the head's outputs over the vocabulary are gathered."""
 
@@ -188,7 +190,7 @@ class Shards:
                     owner, _, leaf = name.rpartition(".")
                     self._parameter(f"{path}.{name}", module.get_submodule(owner), leaf, cut)
                 case None:
-                    self._cuts[_relative(f"{path}.{name}")] = cut
+                    self._set(_relative(f"{path}.{name}"), cut)
 
     def _vocabulary(self, model: PreTrainedModel, path: str, module: nn.Linear) -> None:
         if module.out_features % self.size:
@@ -203,6 +205,9 @@ class Shards:
         of experts without a gate) and [experts, width, inner].
         """
         styles = {name: _style(plan, f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
+        if styles == {"gate_up_proj": "packed_rowwise", "down_proj": COLUMNS}:
+            self._transposed_experts(path, module)
+            return
         if styles not in ({"gate_up_proj": PACKED, "down_proj": ROWS}, {"up_proj": COLUMNS, "down_proj": ROWS}):
             raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
         name = next(iter(styles.keys() - {"down_proj"}))
@@ -217,10 +222,22 @@ class Shards:
         module.down_proj = _empty(down, experts, width, end - begin)
         # Checkpoints store each expert's own matrices, Mixtral's under other names, or as Granite's one tensor of all.
         block = _relative(path).removesuffix(".experts")
-        self._cuts[f"{block}.input_linear.weight"] = Ranks(self.rank, self.size).cut(inner, inner, dim=1)
-        self._cuts[f"{block}.output_linear.weight"] = Cut(2, begin, end, inner)
+        self._set(f"{block}.input_linear.weight", Ranks(self.rank, self.size).cut(inner, inner, dim=1))
+        self._set(f"{block}.output_linear.weight", Cut(2, begin, end, inner))
         for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
-            self._cuts |= {f"{block}.experts.*.{each}.weight": Cut(dim, begin, end, inner) for each in names}
+            for each in names:
+                self._set(f"{block}.experts.*.{each}.weight", Cut(dim, begin, end, inner))
+        self.summed.append(path)
+
+    def _transposed_experts(self, path: str, module: Any) -> None:
+        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them."""
+        experts, inner, width = module.down_proj.shape
+        if module.gate_up_proj.shape != (experts, width, 2 * inner):
+            raise Unshardable(f"the experts {path} are laid out as {tuple(module.gate_up_proj.shape)} and {tuple(module.down_proj.shape)}")
+        self._even(inner, f"the {inner} inner values of {path}")
+        ranks = Ranks(self.rank, self.size)
+        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(inner, inner, dim=2))
+        self._parameter(f"{path}.down_proj", module, "down_proj", ranks.cut(inner, dim=1))
         self.summed.append(path)
 
     def _linear(self, path: str, module: nn.Linear, cut: AnyCut) -> None:
@@ -237,8 +254,13 @@ class Shards:
         whole = owner.get_parameter(name)
         shape = list(whole.shape)
         shape[cut.dim] = sum(part.end - part.begin for part in cut.parts)
-        self._cuts[_relative(path)] = cut
+        self._set(_relative(path), cut)
         setattr(owner, name, _empty(whole, *shape))
+
+    def _set(self, name: str, cut: AnyCut) -> None:
+        """Remember the cut of a tensor. Raises Unshardable if another layer's tensor has this name and another cut."""
+        if self._cuts.setdefault(name, cut) != cut:
+            raise Unshardable(f"two of its layers are called {name.rpartition('.')[0]}, and a rank's parts of them differ")
 
     def _outputs(self, model: PreTrainedModel, path: str, module: nn.Linear) -> tuple[int, int]:
         unit = self._unit_of(model.get_submodule(_parent(path)), path.rpartition(".")[2])
@@ -279,8 +301,8 @@ def _style(plan: Mapping[str, str], path: str) -> str | None:
 
 
 def _relative(key: str) -> str:
-    """Return the key from the list of layers on: checkpoints and modules differ in the prefix."""
-    return key[key.index("layers.") :] if "layers." in key else key
+    found = IN_LIST.search(key)
+    return found[0] if found else key
 
 
 def _parent(path: str) -> str:

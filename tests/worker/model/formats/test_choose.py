@@ -3,17 +3,23 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WHOLE_ROWS, Form, save_quantized
+from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.formats import choose
 from fairlead_worker.model.formats.compressed import RoundingLinear
+from fairlead_worker.model.formats.mxfp4 import Mxfp4
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.model.trial import trial_logits
@@ -132,3 +138,80 @@ def test_groups_in_any_order_are_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"group_size": 32', '"group_size": 32, "actorder": "group"'))
     with pytest.raises(ModelLoadError, match=r"its quantization_config cannot be read: .*actorder"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("form", "lost", "cause"),
+    [
+        ("GPTQ", "scales", "has {}.qweight, and no file has {}.scales"),
+        ("GPTQ", "qweight", "has {}.scales, and no file has {}.qweight"),
+        ("GPTQ", "qzeros", "has {}.qweight, and no file has {}.qzeros"),
+        ("GPTQ with act-order", "g_idx", "has {}.qweight, and no file has {}.g_idx"),
+        ("AWQ", "qzeros", "has {}.qweight, and no file has {}.qzeros"),
+        ("int4 in groups with zero points", "weight_scale", "has {}.weight_packed, and no file has {}.weight_scale"),
+        ("int4 in groups with zero points", "weight_packed", "has {}.weight_scale, and no file has {}.weight or {}.weight_packed"),
+        ("int4 in groups with zero points", "weight_zero_point", "has {}.weight_scale, and no file has {}.weight_zero_point"),
+        ("float8, a scale for each output", "weight_scale", "{}.weight of model.safetensors is in float8, and no file has its scale"),
+        ("float8 in blocks", "weight_scale_inv", "{}.weight of model.safetensors is in float8, and no file has its scale"),
+        ("float8 in blocks", "weight", "has {}.weight_scale_inv, and no file has {}.weight"),
+    ],
+)
+def test_a_quantized_weight_that_lacks_a_tensor_is_refused_by_name(form: str, lost: str, cause: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    save_quantized((FORMS | FURTHER)[form], tmp_path)
+    layer, path = "model.layers.1.mlp.down_proj", tmp_path / "model.safetensors"
+    left = {name: tensor for name, tensor in load_file(path).items() if name != f"{layer}.{lost}"}
+    save_file(left, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError) as refused:
+        load_model(str(tmp_path))
+    text = str(refused.value)
+    assert cause.replace("{}", layer) in text and "model.safetensors" in text and "download the checkpoint again" in text
+
+
+def test_mxfp4_needs_blocks_and_scales() -> None:
+    names = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj_blocks", "down_proj_scales", "gate_up_proj_blocks")]
+    assert Mxfp4(names).find_missing(names) == (names[2], "model.layers.0.mlp.experts.gate_up_proj_scales")
+    assert Mxfp4(names).find_missing(names[:2]) is None
+
+
+@pytest.fixture
+def torchaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PreTrainedModel]:
+    """Writes a checkpoint of torchao, with transformers' writer, which the worker leaves out."""
+    torchao = pytest.importorskip("torchao.quantization", reason="the extra gpu is not installed")
+    writer = import_module("torchao.prototype.safetensors.safetensors_support").flatten_tensor_state_dict
+    monkeypatch.setattr("transformers.quantizers.quantizer_torchao.flatten_tensor_state_dict", writer, raising=False)
+
+    def make(kind: str) -> PreTrainedModel:
+        save_model("llama", tmp_path / "plain")
+        given = {"quantization_config": TorchAoConfig(getattr(torchao, kind)()), "device_map": {"": "cpu"}}
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16, **given)
+        model.save_pretrained(tmp_path)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+def test_a_checkpoint_of_torchao_stays_as_it_is(kind: str, torchaos: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    want = trial_logits(torchaos(kind)).float()
+    loaded = load_model(str(tmp_path))
+    assert loaded.dtype == torch.bfloat16 and not is_plain(loaded.model.get_submodule("model.layers.1.mlp.down_proj"))
+    assert (trial_logits(loaded.model).float() - want).norm() <= 0.02 * want.norm()
+
+
+def test_a_weight_of_torchao_that_lacks_a_tensor_is_in_the_log(torchaos: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    torchaos("Float8WeightOnlyConfig")
+    path = tmp_path / "model.safetensors"
+    with safe_open(path, framework="pt") as stored:
+        about = stored.metadata()
+    left = {name: tensor for name, tensor in load_file(path).items() if "layers.1.mlp.down_proj._weight_scale" not in name}
+    save_file(left, path, metadata=about)
+    with pytest.raises(ModelLoadError, match=r"The log names each weight that torchao could not make \(CONVERSION\): download the "):
+        load_model(str(tmp_path))
+
+
+def test_weights_of_torchao_without_a_product_are_refused(torchaos: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    torchaos("Float8WeightOnlyConfig")
+    cause = r"quantized \(torchao, Float8Tensor\), and torchao does not multiply them in float32 on CPU: RuntimeError: .*; set --dtype"
+    with pytest.raises(ModelLoadError, match=cause):
+        load_model(str(tmp_path), dtype="float32")

@@ -1,6 +1,8 @@
 """Float8 checkpoints of compressed-tensors that stay in 8 bits: their own numbers and scales, and products with them."""
 
 from dataclasses import replace
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from transformers import PreTrainedModel
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.layers import adaptable_layers
-from fairlead_worker.model.formats.compressed import CompressedTensors, RoundingLinear
+from fairlead_worker.model.formats.compressed import CompressedTensors, RoundingLinear, Targets
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.linear import Fp8Linear, Fp8WeightLinear
 from fairlead_worker.model.lowbit.rows import TorchRounder, dequantized
@@ -167,3 +169,17 @@ def test_the_head_stays_wide_even_where_it_is_quantized(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), dtype="float32", quantization="fp8")
     assert len(projections(loaded.model)) == 14 and type(loaded.model.get_submodule("lm_head")) is not nn.Linear
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(plain, PROMPTS)
+
+
+def test_targets_are_those_of_the_library() -> None:
+    is_match = import_module("compressed_tensors.utils.match").is_match
+    lists = [["Linear"], ["Module"], ["Conv1d"], ["re:.*down", "lm_head"], ["layers.0.mlp.up"], ["layers.0"], ["re:up", "re:^lm_.*d$"], []]
+    for layer, targets in product(("layers.0.mlp.down", "layers.0.mlp.up", "lm_head", "up"), lists):
+        assert Targets(targets).match(layer) == is_match(layer, nn.Linear(1, 1), targets), (layer, targets)
+
+
+def test_a_pattern_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    about = FORMS["int4 in groups"].about | {"ignore": ["re:*gate"]}
+    save_quantized(replace(FORMS["int4 in groups"], about=about), tmp_path)
+    with pytest.raises(ModelLoadError, match=r"a pattern that cannot be read: '\*gate': nothing to repeat"):
+        load_model(str(tmp_path))

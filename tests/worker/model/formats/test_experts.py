@@ -143,6 +143,13 @@ def test_the_parts_of_ranks_are_the_whole(name: str, tmp_path: Path) -> None:
         assert torch.equal(layer.down.numbers(), wide.down_proj[:, :, rank * 128 : rank * 128 + 128])
 
 
+def test_no_rank_keeps_what_another_one_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    save(KEPT["blocks"], tmp_path)
+    monkeypatch.setattr(Alone, "least", lambda self, number: 0)
+    assert not kept(load_model(str(tmp_path), dtype="bfloat16", group=Alone(0)).model)
+    assert "experts are widened to bfloat16: another rank's device does not multiply them right" in caplog.text
+
+
 LAYERS = {"layers.0.mlp.experts": {}}
 
 

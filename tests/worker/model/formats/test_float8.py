@@ -11,7 +11,6 @@ from tests.worker.model.checkpoints import FORMS, Form, Made, blocks, fp8_of_ten
 from tests.worker.model.formats.alone import Alone, explicit, pretend_gpu
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import float8
 from fairlead_worker.model.formats.base import Target
@@ -20,6 +19,7 @@ from fairlead_worker.model.layers.stack import Stack
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.lowbit.linear import Fp8BlockLinear, Fp8Linear
 from fairlead_worker.model.trial import trial_logits
+from fairlead_worker.sharding.group import Gathered
 
 SIZES = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -117,6 +117,18 @@ def test_the_parts_of_ranks_are_the_whole(tmp_path: Path) -> None:
         assert torch.equal(stacked.part(128, 256).numbers(), heads)
 
 
+def test_each_rank_has_its_part_of_a_head_in_float8(tmp_path: Path) -> None:
+    save(Form(IN_BLOCKS.make, BLOCKS, SIZES | {"hidden_size": 256, "num_key_value_heads": 4}), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    parts, wide = IN_BLOCKS.make(tensors.pop("lm_head.weight").float())
+    save_file(tensors | {f"lm_head.{name}": tensor for name, tensor in parts.items()}, path, metadata={"format": "pt"})
+    for rank in (0, 1):
+        head = load_model(str(tmp_path), dtype="bfloat16", group=Alone(rank)).model.get_submodule("lm_head")
+        assert isinstance(head, Gathered) and isinstance(head.layer, Fp8BlockLinear)
+        assert torch.equal(head.layer.numbers(), wide[rank * 256 : (rank + 1) * 256])
+
+
 def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     """192 inputs of the last projection are one block and a half; 192 outputs are multiplied, and not stacked."""
     plain = save(Form(ragged, BLOCKS, SIZES | {"intermediate_size": 192}), tmp_path)
@@ -154,15 +166,10 @@ def test_layers_of_two_lists_are_not_each_others() -> None:
     assert found == {"altup_projections.0": "model.altup_projections.0.weight", "altup_unembed_projections.0": names[2]}
 
 
-@pytest.mark.parametrize("form", ["float8 in blocks", "float8, a scale for each output"])
-def test_a_missing_scale_is_said(form: str, tmp_path: Path) -> None:
-    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
-    save(FORMS[form], tmp_path)
-    path = tmp_path / "model.safetensors"
-    left = {name: tensor for name, tensor in load_file(path).items() if "layers.1.mlp.down_proj.weight_scale" not in name}
-    save_file(left, path, metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.down_proj\.weight is in float8, and no file has its scale"):
-        load_model(str(tmp_path))
+def test_layers_of_a_list_with_another_name_are_told_apart() -> None:
+    """As in StarCoder and Falcon."""
+    names = [f"transformer.h.{layer}.attn.c_attn.{part}" for layer in (0, 1) for part in ("weight", "weight_scale_inv")]
+    assert Float8(config_of({}), names).layers == {"h.0.attn.c_attn": names[0], "h.1.attn.c_attn": names[2]}
 
 
 def test_a_linear_layer_with_a_product_of_its_own_keeps_it() -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
+from fairlead_worker.cache.states import PREVIOUS
 from fairlead_worker.execution.cuda_graphs.recorder import CudaRecorder, Recorder
 from fairlead_worker.execution.cuda_graphs.states import GraphStates
 from fairlead_worker.execution.forward import Forward
@@ -186,6 +187,8 @@ class GraphedDecodes:
         rows = len(step.starts)
         if len(step.tokens) != rows or len(step.sampling) != rows:
             return None
+        if any(state is not None and state.source == PREVIOUS for state in step.states):
+            return None  # a graph advances all states at once
         slots = self._slots_of(step)
         if slots is None:
             return None

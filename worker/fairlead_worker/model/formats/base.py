@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.sharding.scales import Groups
+from fairlead_worker.sharding.shards import IN_LIST
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,22 @@ class Format:
     """The dtype that kept layers compute in, if there is one alone."""
     keeps = False
     """Whether linear layers stay in few bits. `settle` decides."""
+    needed: Mapping[str, Collection[str]] = {}
+    """Last part of a tensor's name -> those that its weight must have beside it; "a|b": one of two."""
 
     def __init__(self, weights: Mapping[str, Mapping[str, str]]) -> None:
         """weights: name of a weight -> its tensors: last part of the name -> name."""
         self.weights = weights
         self.layers = {relative(name.removesuffix(".weight")): name for name in decoder_last(weights)}
+
+    def find_missing(self, names: Collection[str]) -> tuple[str, str] | None:
+        """Return a tensor of these names, and the name of one that it needs and that is not there; None: there is no such tensor."""
+        for layer, parts in group_layers(names).items():
+            for part in parts.keys() & self.needed.keys():
+                lacking = (each for each in self.needed[part] if not parts.keys() & set(each.split("|")))
+                if missing := next(lacking, ""):
+                    return parts[part], f"{layer}.{missing.replace('|', f' or {layer}.')}"
+        return None
 
     @property
     def groups(self) -> Groups:
@@ -169,13 +181,9 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def relative(path: str) -> str:
-    """Return the path of a layer from the list of layers on: checkpoints and modules differ in the prefix. Of others the name, and of those
-    in a list its name too.
-    """
-    if "layers." in path:
-        return path[path.index("layers.") :]
-    parent, _, name = path.rpartition(".")
-    return f"{parent.rpartition('.')[2]}.{name}" if name.isdigit() else name
+    """Return the path of a layer from its first list of layers on; of others the name."""
+    found = IN_LIST.search(path)
+    return found[0] if found else path.rpartition(".")[2]
 
 
 def decoder_last(names: Collection[str]) -> list[str]:

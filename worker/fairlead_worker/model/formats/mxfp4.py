@@ -16,6 +16,7 @@ class Mxfp4(Format):
     method = "mxfp4"
 
     def __init__(self, names: Collection[str]) -> None:
+        self.needed = {each + a: (each + b,) for each in ("gate_up_proj", "down_proj") for a, b in ((BLOCKS, SCALES), (SCALES, BLOCKS))}
         weights = {name.removesuffix(BLOCKS) for name in names if name.endswith(BLOCKS)}
         super().__init__({weight: {"blocks": weight + BLOCKS, "scales": weight + SCALES} for weight in weights if weight + SCALES in names})
 
