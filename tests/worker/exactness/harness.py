@@ -27,13 +27,15 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 NEW_TOKENS = 20
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 129, 200, 333, 512, 777, 1200, 2000)
 """Lengths around pages of 16 tokens, around windows of 48 and 100, and long ones."""
+SHORT_LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100, 129, 200, 333)
+"""Twenty too, around the blocks of 32 tokens that have snapshots of states as well."""
 
 
-def make_prompts() -> list[list[int]]:
-    """Return 20 random prompts of LENGTHS. Every third one is a prefix of a longer one before it, so that a batch shares prefixes."""
+def make_prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    """Return random prompts of `lengths`. Every third one begins as the one before it, so that a batch shares prefixes."""
     chooser = random.Random(11)
     prompts: list[list[int]] = []
-    for index, length in enumerate(LENGTHS):
+    for index, length in enumerate(lengths):
         prompt = [chooser.randrange(2, VOCABULARY) for _ in range(length)]
         if index % 3 == 2:
             shared = prompts[index - 1][: length * 3 // 4]
@@ -55,6 +57,17 @@ def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[
         )[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
+
+
+def confirm_greedy(model: PreTrainedModel, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> None:
+    """Assert that `outputs` are transformers' greedy tokens: each is the most likely one after its prompt and the tokens before it.
+
+    By induction that is what greedy decoding says. One pass for a prompt takes its place, where `generate` takes one for each token.
+    """
+    for prompt, tokens in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
+        assert logits.argmax(-1).tolist() == tokens, f"the prompt of {len(prompt)} tokens"
 
 
 @dataclass
@@ -96,6 +109,8 @@ class Engine:
     deterministic: bool = False
     snapshots: int = 0
     """Of recurrent states; 0: plenty."""
+    prefix_cache: bool = True
+    """False: each request has a root of its own, so that none shares KV."""
 
     def __post_init__(self) -> None:
         self.runner: ModelRunner = RunnerBuilder(
@@ -164,7 +179,7 @@ class Engine:
                 name,
                 array("I", prompt).tobytes(),
                 settings,
-                root + adapter,
+                root + adapter if self.prefix_cache else 1 + int(name),
                 priority,
                 tenant,
                 adapter,

@@ -1,8 +1,10 @@
-"""Greedy output equals transformers' `generate`, token for token, in float32, for any chunks, batch, cache and preemptions."""
+"""Greedy output to prompts of up to 2,000 tokens equals transformers' `generate`, token for token, in float32. `test_families.py` has
+shorter ones, of all families.
+"""
 
 import pytest
 from tests.models import FAMILIES
-from tests.worker.exactness.cases import Case, check_alone, check_cold_and_warm, make_case
+from tests.worker.exactness.cases import Case, check_cold_and_warm, make_case
 from tests.worker.exactness.harness import LENGTHS, NEW_TOKENS, Engine
 
 CHUNKS = {"16": 16, "64": 64, "512": 512, "off": 0}
@@ -18,10 +20,6 @@ def test_the_expected_text_is_varied(case: Case) -> None:
     assert all(len(tokens) == NEW_TOKENS for tokens in case.expected)
     assert len({token for tokens in case.expected for token in tokens}) > 50
     assert len({tuple(tokens) for tokens in case.expected}) == len(LENGTHS)
-
-
-def test_alone(case: Case) -> None:
-    check_alone(case)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS.values(), ids=CHUNKS)
@@ -42,18 +40,6 @@ def test_alone_on_a_warm_cache(case: Case) -> None:
     engine = Engine(case.loaded, chunk=64)
     engine.serve(case.prompts)
     assert [engine.serve([prompt])[0] for prompt in case.prompts] == case.expected
-
-
-@pytest.mark.parametrize("chunk", [64, 0], ids=["64", "off"])
-def test_after_retraction(case: Case, chunk: int) -> None:
-    """Too few pages, and a scheduler told to expect no output: requests lose their pages half-way and are computed again."""
-    optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
-    chosen = [i for i, length in enumerate(LENGTHS) if length <= 333]
-    engine = Engine(case.loaded, chunk, pages=95, page_size=4, settings=optimist)
-    assert engine.serve([case.prompts[i] for i in chosen]) == [case.expected[i] for i in chosen]
-    load = engine.scheduler.load()
-    assert load.preemptions > 3
-    assert load.evicted_pages > 0
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])

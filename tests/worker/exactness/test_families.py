@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' `generate` for many families: chunked, batched, cold and cached, across windows and pages."""
+"""Greedy output of every family that is served equals transformers' `generate`, in every setting, across windows, pages and blocks."""
 
 import json
 import re
@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
-from tests.models import FAMILIES, LENGTH, build_model, save_model
+from tests.models import LENGTH, build_model, save_model
+from tests.worker.exactness.cases import Case, check_alone, check_cold_and_warm, check_host_tier, check_preempted, few_pages, short_prompts
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
@@ -23,27 +24,25 @@ PROMPTS = [prompt for prompt in make_prompts() if len(prompt) in (2, 17, 33, 64,
 LONG = [prompt for prompt in PROMPTS if len(prompt) > ORIGINAL]
 
 
-@pytest.mark.parametrize("name", [name for name in SERVED if name not in FAMILIES and name != "longrope"])
+@pytest.mark.parametrize("name", SERVED)
 def test_it_says_what_generate_says(name: str, tmp_path: Path) -> None:
-    expected = generate(save_model(name, tmp_path), PROMPTS)
-    assert len({token for tokens in expected for token in tokens}) > 25, "a model that repeats itself would agree with anything"
-    loaded = load_model(str(tmp_path))
-    alone = Engine(loaded, chunk=0, pages=200)
-    assert [alone.serve([prompt], root=place) for place, prompt in enumerate(PROMPTS[::3])] == [[tokens] for tokens in expected[::3]]
-    engine = Engine(loaded, chunk=48, pages=200)
-    assert engine.serve(PROMPTS) == expected
-    warm = engine.serve_counted(PROMPTS)
-    unit = 32 if loaded.states else 16  # a snapshot is at the end of a block
-    assert [tokens for tokens, _ in warm] == expected
-    assert [cached for _, cached in warm] == [(len(prompt) - 1) // unit * unit for prompt in PROMPTS]
-    assert engine.mixed_steps > 5
-    check_listed(name, engine)
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, "longrope"])
-def test_families_of_other_tests_have_the_path_and_mechanisms_that_the_list_says(name: str, tmp_path: Path) -> None:
-    save_model(name, tmp_path)
-    check_listed(name, Engine(load_model(str(tmp_path)), chunk=48))
+    """One test for each family: `generate` takes a second of a core, and all settings together two. Two ranks are in
+    `parallel/test_families.py`.
+    """
+    model, loaded = save_model(name, tmp_path), load_model(str(tmp_path))
+    prompts = short_prompts(loaded)
+    case = Case(name, loaded, prompts, generate(model, prompts))
+    assert len({token for tokens in case.expected for token in tokens}) > 50, "a model that repeats itself would agree with anything"
+    assert len({tuple(tokens) for tokens in case.expected}) == len(prompts)
+    check_listed(name, alone := check_alone(case))
+    for chunk in (16, 64, 512):
+        assert check_cold_and_warm(case, chunk).mixed_steps > 1, "chunks beside decodes"
+    uncached = Engine(loaded, chunk=64, prefix_cache=False).serve_counted(prompts)
+    assert uncached == [(tokens, 0) for tokens in case.expected]
+    pages, snapshots = few_pages(alone, prompts), 6 if loaded.states else 0
+    check_preempted(case, pages, snapshots)
+    if loaded.layers:  # otherwise there is no KV for a host tier
+        check_host_tier(case, pages, snapshots)
 
 
 def check_listed(name: str, engine: Engine) -> None:

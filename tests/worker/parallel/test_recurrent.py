@@ -24,7 +24,7 @@ PROMPTS = [prompt for prompt in make_prompts() if len(prompt) in (2, 33, 129)]
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
     "qwen3_5 (text)": {},
-    "olmo_hybrid": {"linear_num_key_heads": 4},  # transformers saves its convolution in three equal parts
+    "olmo_hybrid": {},
     "kimi_linear": {},
     "mamba2": {"n_groups": 1},  # both ranks share the group and its norm
     "bamba": {},

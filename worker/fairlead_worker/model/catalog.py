@@ -12,7 +12,6 @@ from typing import Any, Final, Literal
 from fairlead_worker.model.wrappers import PLAIN, WRAPPERS
 
 Path = Literal["native", "layers", "transformers"]
-Compared = Literal["every setting", "chunks and cache"]
 ENCODERS: Final = ("bert", "camembert", "modernbert", "roberta", "xlm-roberta")
 """The keys of `families.registry.FAMILIES`, which imports torch."""
 PATHS: Final[Mapping[str, str]] = {
@@ -22,9 +21,9 @@ PATHS: Final[Mapping[str, str]] = {
     "encoder": "layers of our own, without padding",
 }
 COMPARED: Final[Mapping[str, str]] = {
-    "every setting": "20 prompts of up to 2,000 tokens: alone, batched, chunks of 16, 64, 512 and off, cold and cached, page sizes, "
-    "attention backends, preemption, host tier, speculative decoding",
-    "chunks and cache": "7 prompts of up to 333 tokens: alone and whole, batched in chunks of 48 tokens beside decodes, cold and cached",
+    "every setting": "20 prompts of up to 333 tokens: alone, batched, chunks of 16, 64 and 512, without a prefix cache, cold and cached, "
+    "preempted, with a host tier of KV, and over two ranks (--tensor-parallel-size 2)",
+    "one device": "the same but for two ranks: its weights cannot be divided",
     "text part": "the text part of a model that also reads images or sound, with the whole model's tokens; tied and untied",
     "checkpoint": "a checkpoint with this model_type, with the tokens of the model that it is",
     "vectors and classes": "vectors, scores and classes with transformers', within 1e-5: alone and batched",
@@ -61,7 +60,6 @@ class Family:
     path: Path = "transformers"
     mechanisms: str = ""
     """As `model.mechanisms` finds them."""
-    compared: Compared = "chunks and cache"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -142,6 +140,8 @@ _DELTA: Final = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+_OLMO_HYBRID: Final = {**_DELTA, "head_dim": 16, "linear_num_key_heads": 4}
+"""transformers saves its convolution in three equal parts, so there are as many keys as values."""
 _OPT: Final = {"ffn_dim": 128, "init_std": 0.2, "word_embed_proj_dim": 64, "pad_token_id": 1}
 
 
@@ -149,23 +149,19 @@ def _rope(kind: str, **settings: object) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **settings}}
 
 
-def _thorough(model_type: str, settings: Mapping[str, Any], path: Path, mechanisms: str = "") -> Family:
-    return Family(model_type, settings, path, mechanisms, "every setting")
-
-
 SERVED: Final[Mapping[str, Family]] = {
-    "llama": _thorough("llama", {}, "native"),
-    "qwen2": _thorough("qwen2", {}, "native"),
-    "qwen3": _thorough("qwen3", {"head_dim": 32}, "native"),
-    "mistral": _thorough("mistral", {"sliding_window": 100}, "native", "windows"),
-    "gemma2": _thorough(
+    "llama": Family("llama", path="native"),
+    "qwen2": Family("qwen2", path="native"),
+    "qwen3": Family("qwen3", {"head_dim": 32}, path="native"),
+    "mistral": Family("mistral", {"sliding_window": 100}, path="native", mechanisms="windows"),
+    "gemma2": Family(
         "gemma2",
         {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
-        "native",
-        "windows and full attention, soft-capped scores, soft-capped logits",
+        path="native",
+        mechanisms="windows and full attention, soft-capped scores, soft-capped logits",
     ),
-    "gemma3": _thorough("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, "native", "windows and full attention"),
-    "gpt2": _thorough("gpt2", _GPT2, "native"),
+    "gemma3": Family("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, path="native", mechanisms="windows and full attention"),
+    "gpt2": Family("gpt2", _GPT2, path="native"),
     "afmoe": Family("afmoe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
     "apertus": Family("apertus", path="native", mechanisms="llama3 rope"),
     "arcee": Family("arcee", {**_HEADS, "mlp_bias": True}, path="native"),
@@ -460,10 +456,12 @@ SERVED: Final[Mapping[str, Family]] = {
     "olmo, clipped": Family("olmo", {"clip_qkv": 1.5}),
     "olmo2": Family("olmo2", path="native"),
     "olmo3": Family("olmo3", _WINDOWS, path="native", mechanisms="windows and full attention"),
-    "olmo_hybrid": Family("olmo_hybrid", _DELTA | {"head_dim": 16}, path="layers", mechanisms="recurrent states"),
+    "olmo_hybrid": Family(
+        "olmo_hybrid", {**_DELTA, "head_dim": 16, "linear_num_key_heads": 4}, path="layers", mechanisms="recurrent states"
+    ),
     "olmo_hybrid without ropes": Family(
         "olmo_hybrid",
-        {**_DELTA, "head_dim": 16, "rope_parameters": None, "linear_allow_neg_eigval": False},
+        {**_OLMO_HYBRID, "rope_parameters": None, "linear_allow_neg_eigval": False},
         path="layers",
         mechanisms="recurrent states",
     ),
@@ -556,6 +554,13 @@ SERVED: Final[Mapping[str, Family]] = {
         mechanisms="longrope",
     ),
 }
+UNDIVIDED: Final = frozenset(
+    """afmoe; aria (text); bitnet; ctrl; dbrx; flex_olmo; glm; glm4; gpt-sw3; gpt2; gpt_bigcode; gpt_bigcode with all keys; gpt_oss;
+    granite_swa; granitemoe; granitemoe_swa; granitemoeshared; hunyuan_v1_dense; hunyuan_v1_moe; jetmoe; longcat_flash; longrope;
+    mimo_v2_flash; minimax_m2; modernbert-decoder; olmo2; olmo3; olmoe; olmoe, clipped; opt; opt with norms after; persimmon; phi3;
+    phimoe; stablelm; stablelm in parallel; zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
+)
+"""Those whose weights cannot be divided over ranks: transformers has no plan for them, or one that is not supported."""
 _INTERFACE: Final = "does not use transformers' attention interface"
 _STATE: Final = "recurrent layers without a definition of our own are not served"
 _INDEXER: Final = "tokens that an indexer chooses"
@@ -629,7 +634,10 @@ REFUSED: Final[Mapping[str, Refused]] = {
 
 def list_families() -> list[dict[str, str]]:
     """Return a row for each family that is served: family, model_type, mechanisms, path and compared, the text parts of others included."""
-    rows: list[tuple[str, ...]] = [(name, each.model_type, each.mechanisms, each.path, each.compared) for name, each in SERVED.items()]
+    rows: list[tuple[str, ...]] = [
+        (name, each.model_type, each.mechanisms, each.path, "one device" if name in UNDIVIDED else "every setting")
+        for name, each in SERVED.items()
+    ]
     rows += [(name, name, f"as {kind}", "", "text part") for name, kind in sorted(WRAPPERS.items())]
     rows += [(name, name, f"as {kind}", "", "checkpoint") for name, kind in PLAIN.items() if not name.endswith("_text")]
     rows += [(name, name, "", "encoder", "vectors and classes") for name in ENCODERS]

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 COLUMNS, ROWS, PACKED, EXPERTS = "colwise", "rowwise", "packed_colwise", "moe_tp_experts"
 HALVES, RECURRENT, REPLICATE = "halves", "recurrent", "replicate"
@@ -112,6 +114,8 @@ class Shards:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._cuts: dict[str, AnyCut] = {}
+        self._renamings: list[WeightRenaming] = []
+        """From names in a checkpoint to the model's own."""
         self.divided: dict[str, Divided] = {}
         """Divided linear layers, by path. Every rank has the whole of all others, except experts."""
         self.summed: list[str] = []
@@ -123,8 +127,11 @@ class Shards:
         """Shrink the layers of `model` (on the meta device, without weights) to this rank's part. Raises Unshardable."""
         own: dict[str, str] = getattr(model, "styles", {})
         plan, done = _plan(model, bool(own)), "/"
+        self._renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
         for path, module in list(model.named_modules()):
             style = own.get(path) or _style(plan, path)
+            if path.endswith((".q_norm", ".k_norm")):
+                self._norms_of_heads(path, module)
             if style is None or style.startswith(WHOLE) or path.startswith(done):
                 continue
             if style == EXPERTS:
@@ -156,7 +163,7 @@ class Shards:
 
         Checkpoints of Mixtral and Kimi have the older name of `mlp`.
         """
-        stored = re.sub(r"\.experts\.\d+\.", ".experts.*.", key)
+        stored = re.sub(r"\.experts\.\d+\.", ".experts.*.", apply_renamings(key, self._renamings))
         for name in (stored, stored.replace(".block_sparse_moe.", ".mlp.")):
             while name:
                 if (cut := self._cuts.get(name)) is not None:
@@ -170,6 +177,14 @@ class Shards:
     def _rows(self, path: str, module: nn.Linear) -> None:
         begin, end = self._even(module.in_features, f"the {module.in_features} inputs of {path}")
         self._linear(path, module, Cut(1, begin, end, module.in_features))
+
+    def _norms_of_heads(self, path: str, norm: nn.Module) -> None:
+        """Keep those of norms [heads, head_dim] whose queries or keys this rank has."""
+        weight: Any = getattr(norm, "weight", None)
+        cut = self._cuts.get(_relative(path.replace("_norm", "_proj")) + ".weight")
+        if isinstance(cut, Cut) and weight is not None and weight.dim() == 2:
+            heads, dim = weight.shape
+            self._parameter(f"{path}.weight", norm, "weight", Cut(0, cut.begin // dim, cut.end // dim, heads))
 
     def _recurrent(self, path: str, module: Any) -> None:
         """Divide a recurrent layer as it says: name of a linear layer, of another part or of a parameter -> its cut. Names that the layer
@@ -220,10 +235,12 @@ class Shards:
         begin, end = self._even(inner, f"the {inner} inner values of {path}")
         setattr(module, name, _empty(up, experts, sections * (end - begin), width))
         module.down_proj = _empty(down, experts, width, end - begin)
-        # Checkpoints store each expert's own matrices, Mixtral's under other names, or as Granite's one tensor of all.
+        # Checkpoints store each expert's own matrices, Mixtral's under other names, or one tensor of all: Granite's, Gemma 4's.
         block = _relative(path).removesuffix(".experts")
-        self._set(f"{block}.input_linear.weight", Ranks(self.rank, self.size).cut(inner, inner, dim=1))
-        self._set(f"{block}.output_linear.weight", Cut(2, begin, end, inner))
+        stacked = Ranks(self.rank, self.size).cut(*[inner] * sections, dim=1)
+        for upper, lower in (("input_linear.weight", "output_linear.weight"), (f"experts.{name}", "experts.down_proj")):
+            self._set(f"{block}.{upper}", stacked)
+            self._set(f"{block}.{lower}", Cut(2, begin, end, inner))
         for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
             for each in names:
                 self._set(f"{block}.experts.*.{each}.weight", Cut(dim, begin, end, inner))
