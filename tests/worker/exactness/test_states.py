@@ -58,7 +58,7 @@ def test_preempted_and_evicted(case: Case) -> None:
 @pytest.mark.parametrize("chunk", [16, 0])
 def test_a_state_goes_back_behind_a_rejected_token(case: Case, chunk: int) -> None:
     """Drafts of which each length is accepted now and then: cold, warm, and with too few pages and slots."""
-    for pages, snapshots in ((4096, 0), (100, 6)):
+    for pages, snapshots in ((4096, 0), (100, 10)):
         engine = Engine(case.loaded, chunk, pages=pages, page_size=4, snapshots=snapshots, settings=OPTIMIST | DRAFT)
         engine.runner.drafter = Oracle(case)  # type: ignore[assignment]  # in the place of a model that drafts
         for _ in range(2):

@@ -545,6 +545,7 @@ class EngineModel:
         used = [*free, *snapshots.values(), *(each.slot for each in held), *(slot for each in held for _, slot in each.pending)]
         assert sorted(used) == list(range(self.config.max_num_seqs + self.snapshots)), "no slot is lost, and none is used twice"
         assert len(held) == len(self.scheduler.running)
+        assert (self.cache._num_pending, self.cache._num_drafted) == (sum(len(each.pending) for each in held), 0)
         assert len(free) + len(snapshots) >= self.config.max_num_seqs - len(held), "whatever is admitted gets a slot"
         for node, slot in snapshots.items():
             text, step = array("I"), node

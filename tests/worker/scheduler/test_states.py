@@ -72,3 +72,35 @@ def test_a_preempted_request_continues_from_its_latest_snapshot() -> None:
     load = machine.scheduler.load()
     assert load.preemptions == 2 and load.preemption_recomputed_tokens < 2 * 8
     machine.check_answers()
+
+
+def serve_conversations(method: str, turns: int = 6) -> int:
+    """Return the cached tokens of four conversations that run at once."""
+    machine = EngineModel(
+        20_000 // PAGE,
+        PAGE,
+        block_pages=BLOCK // PAGE,
+        snapshots=16,
+        max_num_seqs=4,
+        chunked_prefill_size=512,
+        max_model_len=8192,
+        speculative_method=method,
+        speculative_break_even=10_000,
+    )
+    chooser = random.Random(3)
+    texts = [[chooser.randrange(30) for _ in range(600)] for _ in range(4)]
+    cached = 0
+    for _ in range(turns):
+        names = [machine.submit(text, 40, ignore_eos=True) for text in texts]
+        machine.run()
+        for text, name in zip(texts, names, strict=True):
+            text += machine.told[name].tokens + [chooser.randrange(30) for _ in range(70)]
+            cached += machine.told[name].cached_tokens or 0
+    drafts = machine.scheduler.load().drafts
+    assert method == "none" or (drafts is not None and drafts.tokens)
+    return cached
+
+
+def test_drafts_leave_slots_for_snapshots() -> None:
+    """Each of the four could draft five tokens, which takes 20 slots of the 16 beside their own."""
+    assert serve_conversations("draft") == serve_conversations("none") > 0

@@ -113,7 +113,9 @@ class StatePrefixCache(PrefixCache):
         self._free_slots = list(range(slots.total - 1, -1, -1))
         self._most_pending = slots.total - slots.running
         """More would leave no slot for a request that is admitted."""
-        self._num_pending = 0
+        self._most_drafted = (self._most_pending + 1) // 2
+        """Drafts return in each step: with more of them, prompts would leave no snapshots."""
+        self._num_pending = self._num_drafted = 0
         self._snapshots: OrderedDict[Node, Snapshot] = OrderedDict()
         """By node, the longest unused first."""
         self._below: dict[Node, int] = {}
@@ -192,8 +194,10 @@ class StatePrefixCache(PrefixCache):
     def take_drafts(self, lease: Lease, count: int) -> int:
         """Take a slot for each token of a row with `count` drafted ones, or for fewer of them. Return for how many."""
         request, slots = self._running[lease], list[int]()
-        while len(slots) < count and (slot := self._take_for_snapshot()) is not None:
+        most = min(count, self._most_drafted - self._num_drafted)
+        while len(slots) < most and (slot := self._take_for_snapshot()) is not None:
             slots.append(slot)
+        self._num_drafted += len(slots)
         if slots:
             request.drafted = (*slots, request.slot)
         return len(slots)
@@ -206,6 +210,7 @@ class StatePrefixCache(PrefixCache):
         request.slot = request.source = request.drafted[computed - start - 1]
         request.steady = RowState(request.slot, request.slot)
         rejected = [slot for position, slot in request.pending if position > computed]
+        self._num_drafted -= len(request.drafted) - 1
         self._num_pending -= len(request.drafted) - 1 + len(rejected)
         self._free_slots += (*(slot for slot in request.drafted if slot != request.slot), *rejected)
         del request.pending[len(request.pending) - len(rejected) :]
@@ -215,6 +220,7 @@ class StatePrefixCache(PrefixCache):
         """Take the slot of a request that stops running, and of its snapshots that no node has."""
         request = self._running.pop(lease)
         drafted = request.drafted[:-1]  # the last one is its own
+        self._num_drafted -= len(drafted)
         self._num_pending -= len(request.pending) + len(drafted)
         self._free_slots += (request.slot, *drafted, *(slot for _, slot in request.pending))
 
