@@ -14,9 +14,9 @@ class StepOutputs:
     object each."""
 
     full: list[Output] = field(default_factory=list)
-    """Outputs with more than one plain token. First tokens of one step come in arrival order."""
+    """Outputs with more than one plain token, in the order of the plan's rows that sample."""
     decoded: list[Request] = field(default_factory=list)
-    """Requests that got one plain token, in arrival order."""
+    """Requests that got one plain token, in the same order."""
     tokens: list[int] = field(default_factory=list)
     """One token for each request in `decoded`."""
 
