@@ -42,7 +42,7 @@ from fairlead_router.paths import (
     methods_of,
 )
 from fairlead_router.request.client_request import Call, RequestHead, linger
-from fairlead_router.request.price import LEFT_PRICE, REFUSED_PRICE
+from fairlead_router.request.price import LEFT_PRICE, REFUSED_PRICE, price_of_cpu
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.request.validation import too_long
 from fairlead_router.router import Router
@@ -165,17 +165,22 @@ class App:
         if call.head.method in ("GET", "HEAD") and (page := self._find_page(request)) is not None:
             call.outcome.status = 200
             return _show(page, reply)
-        if path in REFERENCE:
-            return router.handler.forward_unprompted(call, reply)
-        if path.startswith(STORED):
-            return self._forward_stored(call, request, reply)
+        if path in REFERENCE or path.startswith(STORED):
+            assert call.account is not None
+            router.handler.check_debt(call.account)
+            return self._forward_bodiless(call, request, reply)
         if router.services is None:
             return (self._query if path in QUERIES else self._infer)(call, request, reply)
         return self._find_service(router.services, call, request, reply)
 
-    async def _forward_stored(self, call: Call, request: Request, reply: Reply) -> None:
-        """Forward a request for a stored response. Any worker reads it, for the tenant in the header."""
+    async def _forward_bodiless(self, call: Call, request: Request, reply: Reply) -> None:
+        """Forward a request for a stored response, which any worker reads for the tenant in the header, or for the reference.
+
+        It needs no body. One that comes is received, charged and dropped.
+        """
         await call.read_body(request, self._router.config.max_body_bytes)
+        assert call.account is not None
+        call.account.use(price_of_cpu(len(call.body), 0.0))
         call.body = b""
         await self._router.handler.forward_unprompted(call, reply)
 

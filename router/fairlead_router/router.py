@@ -94,7 +94,7 @@ class Router:
         prefix_aware = self.policy if isinstance(self.policy, PrefixAware) else None
         predict = prefix_aware.predict if prefix_aware else lambda request: {}
         shared = prefix_aware.tokens_ahead if prefix_aware else lambda address: 0.0
-        gate = SloGate(self.table, self.metrics, classes, predict, shared)
+        gate = SloGate(self.table, self.metrics, classes, predict, shared, has_score=prefix_aware is not None)
         self.admission = Admission(config, self.table, self.metrics, self.scale_up, gate, predict)
         self.slo_report = SloReport(self.metrics, classes)
         unique_shares = prefix_aware.unique_shares if prefix_aware else dict

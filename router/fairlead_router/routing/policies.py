@@ -15,6 +15,9 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 Tried = Collection[tuple[str, int]]
 """(address, generation) of the workers that this request was sent to."""
 
+REQUEST_SECONDS = 1e-3
+"""Wait for each request of this router that its worker's last report does not show: it makes the steps longer than reported."""
+
 
 class RoutingRequest(msgspec.Struct, frozen=True):
     """Properties of a request that a policy may depend on."""
@@ -86,9 +89,17 @@ class Policy(Protocol):
 
 
 def least_loaded(workers: Sequence[Worker]) -> Worker:
-    """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd."""
+    """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd.
+
+    Short prompts are computed before the next report. Without REQUEST_SECONDS all of them would go where the last step was shortest.
+    """
     now = monotonic()
-    return min(workers, key=lambda worker: (worker.expected_ttft(now), random.random()))
+
+    def wait(worker: Worker) -> float:
+        unreported = max(0, worker.in_flight - worker.load.running - worker.load.waiting)
+        return worker.expected_ttft(now) + REQUEST_SECONDS * unreported
+
+    return min(workers, key=lambda worker: (wait(worker), random.random()))
 
 
 class IndexFreePolicy:

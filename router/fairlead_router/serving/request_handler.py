@@ -155,7 +155,6 @@ class RequestHandler:
             call.account.use(prompt.price)
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return
-        self.check_debt(call.account)
         call.account.use(FORWARDED_PRICE)
         call.worker_headers = worker_headers(prompt, caller) + self._stored_response_headers(call)
         ticket = Ticket(call.account, 0, 0, 0, request=prompt)

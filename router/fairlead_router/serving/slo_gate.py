@@ -51,9 +51,11 @@ class SloGate:
         predict: Predict,
         shared: TokensAhead = lambda address: 0.0,
         clock: Callable[[], float] = monotonic,
+        has_score: bool = True,
     ) -> None:
+        """`has_score`: the routing policy chooses by the expected time to first token."""
         self._table, self._metrics, self._classes, self._predict, self._shared = table, metrics, classes, predict, shared
-        self._clock = clock
+        self._clock, self._has_score = clock, has_score
         self._admission = BoundedAdmission()
         metrics.watch(lambda: promise_metrics(self._admission.ledger))
 
@@ -79,12 +81,15 @@ class SloGate:
     def unsuitable(self, terms: ClassTerms) -> set[tuple[str, int]]:
         """Return the workers that the request should not go to, as (address, generation); none if that leaves no worker.
 
-        For best effort these are the workers without spare capacity, else those whose steps are too long for the class. The score alone
-        chooses by the time to first token.
+        For best effort these are the workers without spare capacity, else those whose steps are too long for the class. By the time to
+        first token the score chooses. With a policy without one, in a small fleet, workers that do not meet its bound are named too.
         """
         fleet, now = self._table.usable((), terms.request.model), self._clock()
         if terms.service_class.is_best_effort:
             suitable = [worker for worker in fleet if self.is_spare(worker, now)]
+        elif not self._has_score and terms.service_class.bounds_ttft and len(fleet) <= SMALL_FLEET:
+            request, estimates = _bounded(terms, now, 0), self._estimates(terms, fleet, {}, now)
+            suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
         else:
             suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
         if not suitable or len(suitable) == len(fleet):

@@ -58,7 +58,7 @@ async def test_a_gateways_request_has_a_class_too(fleet: Fleet, tmp_path: Path) 
 
 
 async def test_a_tenant_has_one_bucket_for_gateway_and_router(fleet: Fleet, tmp_path: Path) -> None:
-    tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 100}, "boris": {}}
+    tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 475}, "boris": {}}
     router, _ = await guarded(fleet, tmp_path, tenants, picker_port=0, picker_tls="off")
     assert router.server.router.picker is not None
     async with gateway(router.server.router.picker.port) as asking:
@@ -72,7 +72,7 @@ async def test_a_tenant_has_one_bucket_for_gateway_and_router(fleet: Fleet, tmp_
             await exchange.response_body(b"", end=True)
 
         for _ in range(3):
-            await ask(status=400)  # the worker refuses it: nothing is charged
+            await ask(status=400)  # the worker refuses it, which costs 125 tokens
         await ask()
         exchange = asking.exchange()
         await exchange.request(PATH, BODY, authorization=f"Bearer {ANNA}")

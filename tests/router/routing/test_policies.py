@@ -70,6 +70,17 @@ async def test_a_burst_spreads_before_any_new_load_report(table: WorkerTable) ->
     assert max(chosen.values()) == 10
 
 
+async def test_short_prompts_between_two_reports_spread_though_their_prefill_is_over(table: WorkerTable) -> None:
+    for number, worker in enumerate(table):
+        worker.load = WorkerLoad(prefill_rate=20_000.0, running=5, step_seconds=0.010 + 0.0001 * number)
+        worker.in_flight = 5
+    for _ in range(80):
+        choice = await LeastLoad(table).choose(RoutingRequest(64), ())
+        assert choice
+        choice.worker.in_flight += 1  # its stream runs, and its prompt is computed
+    assert [worker.in_flight for worker in table] == [15] * 8
+
+
 async def test_round_robin_gives_each_worker_the_same_number(table: WorkerTable) -> None:
     policy = RoundRobin(table)
     chosen = Counter([choice.worker.address for _ in range(16) if (choice := await policy.choose(RoutingRequest(), ()))])

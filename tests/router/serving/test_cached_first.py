@@ -358,6 +358,23 @@ def test_a_cached_prompt_waits_less_where_the_engine_takes_the_best_cached_first
     assert wait(100) == pytest.approx(2 + 0.4) and wait(5000) == pytest.approx(8)
 
 
+@pytest.mark.parametrize("has_score", [False, True])
+def test_a_class_excludes_workers_with_long_steps_and_without_a_score_those_beyond_its_bound(has_score: bool) -> None:
+    """`RoundRobin`, `Random` and `Session` do not look at the wait, and one worker in time admits the request."""
+    table = WorkerTable()
+    table.set_addresses(["idle:1", "late:1", "slow:1"])
+    for worker in table:
+        worker.ready, worker.load_at = True, 100.0
+        backlog, step = 5000 * (worker.address == "late:1"), 0.2 if worker.address == "slow:1" else 0.02
+        worker.load = WorkerLoad(prefill_rate=1000.0, running=1, backlog_tokens=backlog, step_seconds=step)
+    chat = CHAT.model_copy(update={"itl_milliseconds": 100})
+    gate = SloGate(table, Metrics(WorkerTable()), ServiceClasses([chat]), lambda request: {}, clock=lambda: 100.0, has_score=has_score)
+    terms = ClassTerms(chat, RoutingRequest(100), 0, 100.0)
+    gate.check(terms, 0)
+    avoided = {address for address, _ in gate.unsuitable(terms)}
+    assert avoided == ({"slow:1"} if has_score else {"slow:1", "late:1"})
+
+
 def test_a_large_fleet_counts_the_workers_that_cache_the_prompt() -> None:
     """They are rarely among the soonest, and the others have to compute all of it."""
     table, held = WorkerTable(), {"10.0.0.39:1": 900}

@@ -209,6 +209,24 @@ async def test_a_request_without_a_prompt_has_a_price_and_is_refused_in_deep_deb
     assert (await router.client.get(path, headers=bearer(BORIS))).status_code == 200
 
 
+async def test_a_body_that_is_not_needed_is_paid_and_not_received_in_deep_debt(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+
+    async def answers(exchange: Exchange) -> None:
+        await exchange.whole(200, {})
+
+    worker.behaviour = answers
+    path, body = f"/v1/responses/resp_{'0' * 32}/cancel", b" " * 4_000_000
+    assert (await router.client.post(path, content=body, headers=bearer(ANNA))).status_code == 200
+    price = price_of_cpu(len(body), 0.0)
+    assert price + 120 < 1000 - level(router) < price + 130, "beside the 125 tokens of each"
+    assert (await router.client.post(path, content=body, headers=bearer(ANNA))).status_code == 200
+    before = level(router)
+    assert before < -1000
+    assert (await router.client.post(path, content=body, headers=bearer(ANNA))).status_code == 429
+    assert before - level(router) < 1, "a refusal that reads nothing costs nothing"
+
+
 @pytest.mark.parametrize(("method", "size", "milliseconds"), [("GET", 8_000_000, 0), ("POST", 4_000_000, 0), ("GET", 0, 400)])
 async def test_a_request_of_the_batch_server_pays_for_its_bytes_and_what_is_reported(
     fleet: Fleet, tmp_path: Path, method: str, size: int, milliseconds: int

@@ -3,7 +3,7 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
-from fairlead_router.request.price import LEFT_PRICE, price_of_report
+from fairlead_router.request.price import FORWARDED_PRICE, LEFT_PRICE, price_of_report
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
@@ -49,11 +49,13 @@ class GatewayRequest:
             self.charge.meter.feed(piece)
 
     def settle(self) -> None:
-        """Settle the charge; a refused request has cost its reading. Idempotent."""
+        """Settle the charge; a refused request has cost its reading, and one that a worker refused its forwarding. Idempotent."""
         charge, self.charge = self.charge, None
         if charge is not None:
             is_left = not self._status and not self._has_read_body
             if is_left:
                 self.account.use(LEFT_PRICE)
+            if 400 <= self._status < 500 and self._status != 429:
+                self.account.use(FORWARDED_PRICE)
             computed = self._status < 400 and not (is_left and self.is_reported)
             charge.settle(computed, charge.meter.is_exact or self._has_read_body)
