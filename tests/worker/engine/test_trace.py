@@ -15,7 +15,7 @@ from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.engine.request_timer import MAX_CHUNKS, RequestTimer
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.ipc.messages import Abort, Output, Sampling, Step
+from fairlead_worker.ipc.messages import Abort, Output, Step
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 
@@ -139,13 +139,9 @@ def test_what_prefill_costs_the_decodes_beside_it() -> None:
     assert all(step.stalled == step.decodes for step in mixed)
 
 
-@pytest.mark.parametrize("mixed", [True, False])
-def test_decodes_that_a_step_leaves_out_wait_for_all_of_it(mixed: bool) -> None:
-    """Where a prompt is scored, or where steps are not mixed."""
-    scored = msgspec.structs.replace(ask("c", tokens=9, max_tokens=2), sampling=Sampling(2, 0.0, prompt_logprobs=0))
+def test_decodes_that_a_step_leaves_out_wait_for_all_of_it() -> None:
     first = [ask("a", tokens=3, max_tokens=30), ask("b", tokens=3, max_tokens=30)]
-    pipe = Pipe(first, [], [], [scored if mixed else ask("c", tokens=9)])
-    steps = run(pipe, enable_mixed_chunk=mixed)
+    steps = run(Pipe(first, [], [], [ask("c", tokens=9)]), enable_mixed_chunk=False)
     (apart,) = (step for step in steps[1:] if step.prefill_tokens)
     assert (apart.decodes, apart.stalled, apart.stall_seconds) == (0, 2, apart.seconds)
     assert not any(step.stalled for step in steps if step is not apart)

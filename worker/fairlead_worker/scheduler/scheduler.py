@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -26,6 +27,8 @@ from fairlead_worker.scheduler.speculation import Speculation
 from fairlead_worker.scheduler.stats import EngineStats
 from fairlead_worker.scheduler.step_outputs import StepOutputs, append_tokens
 from fairlead_worker.scheduler.validation import InvalidRequest, refusal, validate
+
+_row_arrival = attrgetter("request.arrival")
 
 
 class Scheduler:
@@ -103,7 +106,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the work of one step: decodes first, then the open chunk, then admissions, within the token and page budget.
 
-        With mixing off, a step holds the prefill if there is any, and else the decodes. Decodes come first,
+        With mixing off, a step holds the prefill if there is any, and else the decodes. Decodes come first, then prompts by arrival,
         because a backend plans only leading ones as decodes. An empty plan means that there is nothing to do.
         """
         self._preempt_for_priority()
@@ -129,7 +132,8 @@ class Scheduler:
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:
             return StepPlan()
-        rows, samples, scores, pools = [*decodes, *prefill.rows], len(decodes), 0, 0
+        rows = [*decodes, *sorted(prefill.rows, key=_row_arrival)]
+        samples, scores, pools = len(decodes), 0, 0
         for row in prefill.rows:
             samples += row.samples
             scores += bool(row.request.to_score(row.start, row.end))
