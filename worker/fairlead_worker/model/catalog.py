@@ -162,6 +162,7 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
     "gemma3": Family("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}, path="native", mechanisms="windows and full attention"),
     "gpt2": Family("gpt2", _GPT2, path="native"),
+    "gpt2 with scores by layer": Family("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True}, path="native"),
     "afmoe": Family("afmoe", {**_HEADS, **_MOE, **_SHARED, **_WINDOWS}, mechanisms="windows and full attention, experts"),
     "apertus": Family("apertus", path="native", mechanisms="llama3 rope"),
     "arcee": Family("arcee", {**_HEADS, "mlp_bias": True}, path="native"),
@@ -555,7 +556,8 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
 }
 UNDIVIDED: Final = frozenset(
-    """afmoe; bitnet; ctrl; dbrx; flex_olmo; glm; glm4; gpt-sw3; gpt2; gpt_bigcode; gpt_bigcode with all keys; gpt_oss;
+    """afmoe; bitnet; ctrl; dbrx; flex_olmo; glm; glm4; gpt-sw3; gpt2; gpt2 with scores by layer; gpt_bigcode;
+    gpt_bigcode with all keys; gpt_oss;
     granite_swa; granitemoe; granitemoe_swa; granitemoeshared; hunyuan_v1_dense; hunyuan_v1_moe; jetmoe; longcat_flash; longrope;
     mimo_v2_flash; minimax_m2; modernbert-decoder; olmo2; olmo3; olmoe; olmoe, clipped; opt; opt with norms after; persimmon; phi3;
     phimoe; stablelm; stablelm in parallel; zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")

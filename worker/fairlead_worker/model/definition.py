@@ -137,6 +137,8 @@ class Definition:
     """The config's `partial_rotary_factor` counts."""
     scaling: float
     """Factor on query times key."""
+    scales_by_layer: bool = False
+    """It is divided by the number of the layer, from 1 on."""
     softcap: float | None = None
     """Of the scores: see `LayerSpec`."""
     sinks: bool = False
@@ -183,7 +185,8 @@ class Definition:
             return LayerSpec(self.heads, 1, self.latent.stored, self.latent.kv_lora_rank, self.scaling, value_in_key=True)
         dim = self.head_dim
         chunk = self.chunks[layer] if self.chunks else None
-        return LayerSpec(self.heads, self.kv_heads, dim, dim, self.scaling, self.windows[layer], self.softcap, chunk=chunk)
+        scaling = self.scaling / (layer + 1) if self.scales_by_layer else self.scaling
+        return LayerSpec(self.heads, self.kv_heads, dim, dim, scaling, self.windows[layer], self.softcap, chunk=chunk)
 
     @classmethod
     def without_attention(cls, config: Any, **different: Any) -> "Definition":

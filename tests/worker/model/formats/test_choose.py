@@ -17,6 +17,7 @@ from tests.worker.model.checkpoints import ACT_ORDER, DYNAMIC, FORMS, STATIC, WH
 from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
 from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.model.decoder import Decoder
 from fairlead_worker.model.formats import choose
 from fairlead_worker.model.formats.compressed import RoundingLinear
 from fairlead_worker.model.formats.mxfp4 import Mxfp4
@@ -181,8 +182,8 @@ def torchaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     writer = import_module("torchao.prototype.safetensors.safetensors_support").flatten_tensor_state_dict
     monkeypatch.setattr("transformers.quantizers.quantizer_torchao.flatten_tensor_state_dict", writer, raising=False)
 
-    def make(kind: str) -> PreTrainedModel:
-        save_model("llama", tmp_path / "plain")
+    def make(kind: str, family: str = "llama") -> PreTrainedModel:
+        save_model(family, tmp_path / "plain")
         given = {"quantization_config": TorchAoConfig(getattr(torchao, kind)()), "device_map": {"": "cpu"}}
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16, **given)
         model.save_pretrained(tmp_path)
@@ -196,6 +197,17 @@ def test_a_checkpoint_of_torchao_stays_as_it_is(kind: str, torchaos: Callable[..
     want = trial_logits(torchaos(kind)).float()
     loaded = load_model(str(tmp_path))
     assert loaded.dtype == torch.bfloat16 and not is_plain(loaded.model.get_submodule("model.layers.1.mlp.down_proj"))
+    assert (trial_logits(loaded.model).float() - want).norm() <= 0.02 * want.norm()
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_a_checkpoint_of_torchao_keeps_names_that_other_files_lose(
+    family: str, torchaos: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """transformers reads its files itself, so that its own class, with its own names, runs it."""
+    want = trial_logits(torchaos("Int8WeightOnlyConfig", family)).float()
+    loaded = load_model(str(tmp_path))
+    assert not isinstance(loaded.model, Decoder)
     assert (trial_logits(loaded.model).float() - want).norm() <= 0.02 * want.norm()
 
 

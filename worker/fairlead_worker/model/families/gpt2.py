@@ -9,7 +9,7 @@ from fairlead_worker.model.layers.norm import LayerNorm
 
 
 def gpt2(config: Any, **different: Any) -> Definition | None:
-    if config.add_cross_attention or getattr(config, "scale_attn_by_inverse_layer_idx", False):
+    if config.add_cross_attention:
         return None
     width, heads = config.hidden_size, config.num_attention_heads
     return Definition.read(
@@ -30,6 +30,7 @@ def gpt2(config: Any, **different: Any) -> Definition | None:
             "output_bias": True,
             "ropes": (None,) * config.num_hidden_layers,
             "scaling": (width // heads) ** -0.5 if config.scale_attn_weights else 1.0,
+            "scales_by_layer": getattr(config, "scale_attn_by_inverse_layer_idx", False),
             "activation": config.activation_function,
             "inner": config.n_inner or 4 * width,
             "mlp_bias": True,

@@ -141,8 +141,12 @@ def find_definition(config: PreTrainedConfig) -> Definition | None:
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Return our class of a decoder; transformers' own, the generic path, of a family or a config that is not ours."""
-    if find_definition(config) is None:
+    """Return our class of a decoder; transformers' own, the generic path, of a family or a config that is not ours.
+
+    It is transformers' too where its reader of torchao's files would have to rename their tensors, which it does not.
+    """
+    definition = find_definition(config)
+    if definition is None or (definition.names and hasattr(config, "quantization_config")):
         family: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
         return family
     return _decoder_class(config.model_type, type(config))  # type: ignore[arg-type]  # a class is hashable
