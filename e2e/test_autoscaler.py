@@ -60,7 +60,11 @@ def test_an_autoscaler_adds_a_worker_under_load_and_removes_it_afterwards(servic
 
 
 def autoscaler(service: Service) -> dict[str, Any]:
-    """Return the manifest of docs/guides/scaling.md with a lower target, and without delays."""
+    """Return the manifest of docs/guides/scaling.md with a lower target and shorter delays.
+
+    Between two requests of a slow client the metric is below its target: without a delay the new worker would go before it is ready.
+    """
+    delays = {"scaleUp": 0, "scaleDown": round(60 * PATIENCE)}
     metric = {"metric": {"name": METRIC}, "target": {"type": "AverageValue", "averageValue": "3"}}
     return {
         "apiVersion": "autoscaling/v2",
@@ -71,7 +75,7 @@ def autoscaler(service: Service) -> dict[str, Any]:
             "minReplicas": 1,
             "maxReplicas": 2,
             "metrics": [{"type": "Pods", "pods": metric}],
-            "behavior": {side: {"stabilizationWindowSeconds": 0} for side in ("scaleUp", "scaleDown")},
+            "behavior": {side: {"stabilizationWindowSeconds": seconds} for side, seconds in delays.items()},
         },
     }
 
