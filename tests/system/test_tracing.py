@@ -81,15 +81,18 @@ def test_the_router_reports_predicted_and_actual_cached_tokens(traced: tuple[Fle
     assert ask(fleet, SAMPLED, prompt).status_code == 200
     trace, others = "1" * 32, count(1)
 
+    def found() -> set[tuple[int, int]]:
+        """Return the predicted and actual tokens of the router's spans that have a prediction."""
+        routes = [span for span in receiver.of_trace(trace) if span.name.startswith("POST") and span.service == "fairlead-router"]
+        pairs = [tuple(span.attributes[f"fairlead.{kind}_tokens"] for kind in ("predicted_cached", "cached")) for span in routes]
+        return {pair for pair in pairs if pair[0]}
+
     def is_predicted() -> bool:  # the worker publishes its blocks soon after they are computed
-        spans = receiver.of_trace(trace)
         ask(fleet, f"00-{trace}-{PARENT}-01", [*prompt, next(others)])  # an exact repeat would have all of its tokens but one cached
-        return any(span.attributes.get("fairlead.predicted_cached_tokens", 0) for span in spans)
+        return bool(found())
 
     until(is_predicted, "the index shows the prefix", 30)
-    routes = [span for span in receiver.of_trace(trace) if span.name.startswith("POST") and span.service == "fairlead-router"]
-    found = [tuple(route.attributes[f"fairlead.{kind}_tokens"] for kind in ("predicted_cached", "cached")) for route in routes]
-    assert {pair for pair in found if pair[0]} == {(192, 192)}
+    assert found() == {(192, 192)}
 
 
 def test_an_unsampled_trace_is_exported_by_nobody_and_continues_at_the_worker(traced: tuple[Fleet, Receiver]) -> None:
