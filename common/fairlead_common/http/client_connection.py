@@ -398,7 +398,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size(), 0.0 if self._write_paused_at is None else now - self._write_paused_at
 
     def abort(self) -> None:
-        """Close the connection without sending what is left of its answer."""
+        """Close the connection. The unsent rest of its answer is dropped."""
         self._transport.abort()
 
     def on_timeout(self) -> None:
