@@ -15,7 +15,7 @@ MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
 """Of a request: bytes of its first line and headers, and their number."""
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
-STARTS_PER_PASS = 4
+STARTS_PER_PASS = 32
 """Requests that start in one iteration of the event loop. Without a limit, those of thousands of connections make one last seconds."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
