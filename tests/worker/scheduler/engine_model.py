@@ -462,7 +462,13 @@ class EngineModel:
             slots = [node.slot] if cache.groups.full else []
             slots += cache.host.windows.get(node, ()) if isinstance(cache.host, GroupedHostTier) else ()
             for group, slot in enumerate(slots):
-                assert slot < 0 or self.host_memory[slot] == [kv_of_group(each, group) for each in found], "and so does a slot of the host"
+                assert slot < 0 or self._host_kv(slot) == [kv_of_group(each, group) for each in found], "and so does a slot of the host"
+
+    def _host_kv(self, slot: int) -> list[int]:
+        """Return what a slot of the host holds, or will when the next plan has saved it: a page can leave the device between two plans."""
+        assert self.cache.host is not None
+        page = self.cache.host._saves.get(slot)
+        return self.host_memory[slot] if page is None else self.memory[page]
 
     def _check_groups_host(self, cache: GroupedPrefixCache, nodes: list[Node]) -> None:
         """Every slot is free or used once, and what is only on the host can be dropped."""
@@ -522,7 +528,7 @@ class EngineModel:
             values[node] = value
             assert len(found) == size
             assert node.page < 0 or self.memory[node.page] == found, "a cached page holds its prefix"
-            assert node.slot < 0 or self.host_memory[node.slot] == found, "and so does a slot of the host"
+            assert node.slot < 0 or self._host_kv(node.slot) == found, "and so does a slot of the host"
             assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
             assert node.device_children == sum(child.page >= 0 for child in node.children.values())
             assert node.page >= 0 or not node.lock_ref, "running requests have their pages on the device"
