@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from fairlead_common.http.connection_limiter import STARTS_PER_PASS, ConnectionLimiter
+from fairlead_common.http.connection_limiter import CONTENDED_STARTS, STARTS_PER_PASS, ConnectionLimiter
 from fairlead_common.http.response import Headers
 
 
@@ -25,6 +25,24 @@ async def test_another_client_starts_beside_hundreds_of_requests_of_one() -> Non
             tasks.create_task(request(client))
     assert [place for place, client in enumerate(started) if client == "other"] == [STARTS_PER_PASS + 1, STARTS_PER_PASS + 3]
     assert len(started) == 502
+
+
+async def test_fewer_requests_start_at_once_while_clients_contend() -> None:
+    guard, together = make(), list[int]()
+
+    async def request(client: str) -> None:
+        await guard.take_turn([(b"tenant", client.encode())])
+        together[-1] += 1
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        together.append(0)
+        for client in ["busy"] * 200 + ["other"]:
+            tasks.create_task(request(client))
+        while sum(together) < 201:
+            await asyncio.sleep(0)
+            together.append(0)
+    found = [count for count in together if count]
+    assert found[0] == STARTS_PER_PASS and set(found[1:-1]) == {CONTENDED_STARTS} and sum(found) == 201
 
 
 async def test_a_request_that_ends_while_it_waits_takes_no_turn() -> None:
