@@ -197,6 +197,8 @@ def build(
     if ranks is not None and group is not None:
         lead(runner, ranks, group)
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
+    if runner.chunk_tokens:
+        steps = replace(steps, chunked_prefill_size=runner.chunk_tokens)
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
     if runner.state_slots is not None:
@@ -229,6 +231,7 @@ def build(
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         decoder=runner.path,
         kv_groups=runner.kv_groups,
+        chunked_prefill_size=steps.chunked_prefill_size,
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=find_defaults(config.generation_config, loaded.path),
@@ -316,7 +319,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
         "model": config.names[0],
         "page_size": ready.page_size,
         "pages": ready.pages,
-        "chunked_prefill_size": config.chunked_prefill_size,
+        "chunked_prefill_size": ready.chunked_prefill_size,
         "policy": config.scheduling_policy,
     }
     return ScheduleTrace(Path(config.trace_schedule), about)

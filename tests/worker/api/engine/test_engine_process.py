@@ -10,13 +10,15 @@ import torch
 from tests.models import save_model
 
 from fairlead.random_model.build import make_model
-from fairlead_worker.build import graph_rows
+from fairlead_worker.build import chunk_seconds, graph_rows
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
 from fairlead_worker.execution import trial
 from fairlead_worker.execution.forward import Forward, LayerForward, ModuleForward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.overlap import LaunchedStep, OverlappedRunner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
 from fairlead_worker.ipc.messages import Failed, FromEngine, Load, Loading, Ready, Sampling, Step, StepModes, Stop, Submit, ToEngine
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.scheduler.plan import StepPlan
@@ -225,6 +227,46 @@ def test_a_model_whose_first_step_fails_is_not_ready(
     assert len(failed) == 1, "this path computed the step"
     error = "AttributeError: 'PackedLinear' object has no attribute 'weight'"
     assert end.reason == f"cannot load model file://{folder}: a step of the warm-up failed: {error}"
+
+
+@pytest.mark.parametrize(
+    ("device", "generates", "flags", "seconds"),
+    [
+        ("cuda", True, {}, 0.5),
+        ("cuda", True, {"itl_target_ms": 40}, 0.04),
+        ("cuda", True, {"chunked_prefill_size": 2048}, 0),
+        ("cuda", True, {"chunked_prefill_size": -1}, 0),
+        ("cuda", True, {"kv_pages": 100}, 0),
+        ("cuda", True, {"kv_cache_memory_bytes": 1 << 30}, 0),
+        ("cuda", False, {}, 0),
+        ("cpu", True, {}, 0),
+    ],
+)
+def test_a_chunk_is_measured_on_a_gpu_unless_its_size_or_that_of_the_kv_is_given(
+    device: str, generates: bool, flags: dict[str, object], seconds: float
+) -> None:
+    config = WorkerConfig.model_validate({"model": "file:///model", **flags})
+    assert chunk_seconds(config, device, generates) == seconds
+
+
+@pytest.mark.parametrize(("given", "measured", "chunk"), [(0, 0, 512), (0, 1536, 1536), (64, 0, 64), (-1, 0, -1)])
+def test_the_engine_tells_the_size_of_its_chunks(
+    model: Path, given: int, measured: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`measured`: by the runner, on a GPU."""
+    end, build = End(), RunnerBuilder.build
+
+    def build_measured(self: RunnerBuilder) -> ModelRunner:
+        runner = build(self)
+        runner.chunk_tokens = measured
+        return runner
+
+    monkeypatch.setattr(RunnerBuilder, "build", build_measured)
+    try:
+        assert run(WorkerConfig(model=f"file://{model}", kv_pages=8, threads=1, chunked_prefill_size=given), end) == 0
+    finally:
+        gc.unfreeze()
+    assert end.ready is not None and end.ready.chunked_prefill_size == chunk
 
 
 @pytest.mark.parametrize(
