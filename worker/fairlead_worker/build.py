@@ -26,8 +26,8 @@ SELF_EXPLANATORY = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Names of exceptions whose message is complete without type and traceback. Names, because their modules are not imported here."""
 MOST_REASON = 400
 """Characters of the reason for a fallback that other processes get."""
-CPU_STEP_MS = 500.0
-"""Longest planned step with decodes on a CPU if `--itl-target-ms` is not set. Most are shorter (`scheduler/chunk_sizer.py`)."""
+STEP_MS = 500.0
+"""Longest planned step with decodes if `--itl-target-ms` is not set. Most are shorter (`docs/design/engine/chunk-size.md`)."""
 IDLE_PREFILL_CHUNKS = 5
 """Chunks that a step may prefill while no request decodes."""
 PIECEWISE_GRAPH_TOKENS = 2048
@@ -144,6 +144,7 @@ def build_runner(
         draft=draft,
         adapters=adapters,
         steps=scheduler_config(config, loaded),
+        chunk_seconds=chunk_seconds(config, loaded.device.type, loaded.generates),
         mem_fraction_static=config.mem_fraction_static,
         graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
         piece_tokens=PIECEWISE_GRAPH_TOKENS,
@@ -230,8 +231,17 @@ def choose_modes(
     )
 
 
+def chunk_seconds(config: WorkerConfig, device: str, generates: bool) -> float:
+    """Return the most seconds of a chunk whose size is measured; 0: it is fixed, as no step is measured with a given KV size.
+
+    device: cpu or cuda.
+    """
+    fixed = config.chunked_prefill_size or config.kv_pages or config.kv_cache_memory_bytes
+    return 0.0 if fixed or device != "cuda" or not generates else (config.itl_target_ms or STEP_MS) / 1000
+
+
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
-    """Return the scheduler's configuration for this model, before it is limited to the available memory."""
+    """Return the scheduler's configuration for this model, before its chunks are measured and it is limited to the available memory."""
     return step_config(config, loaded.device.type, loaded.max_model_len, loaded.generates, loaded.eos_token_ids)
 
 
@@ -251,19 +261,20 @@ def step_config(
     config: WorkerConfig, device: str, max_model_len: int, generates: bool, eos_token_ids: tuple[int, ...] = ()
 ) -> "SchedulerConfig":
     """Return the same for a model with these properties. device: cpu or cuda."""
-    from fairlead_worker.scheduler.config import SchedulerConfig
+    from fairlead_worker.scheduler.config import LEAST_CHUNK, SchedulerConfig
 
+    chunk = config.chunked_prefill_size or LEAST_CHUNK
     # Without a target, a CPU still bounds steps, as long prefill chunks would stall its decodes.
-    bounded = device == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
+    bounded = device == "cpu" and chunk > 0 and not config.itl_target_ms
     return SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        chunked_prefill_size=config.chunked_prefill_size,
+        chunked_prefill_size=chunk,
         idle_prefill_chunks=IDLE_PREFILL_CHUNKS,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,
         enable_mixed_chunk=config.enable_mixed_chunk,
-        itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
+        itl_target_ms=STEP_MS if bounded else config.itl_target_ms,
         chunks_grow=not bounded,
         policy=config.scheduling_policy,
         eos_token_ids=eos_token_ids,

@@ -142,7 +142,6 @@ def build(
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.make import make_cache
     from fairlead_worker.cache.pages import PagePool
-    from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.kernels.groups import cache_groups
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
@@ -198,6 +197,8 @@ def build(
     if ranks is not None and group is not None:
         lead(runner, ranks, group)
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
+    if runner.chunk_tokens:
+        steps = replace(steps, chunked_prefill_size=runner.chunk_tokens)
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
     if runner.state_slots is not None:
@@ -217,8 +218,7 @@ def build(
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
     with nullcontext() if ranks is None else ranks.limit(TRIAL_SECONDS, TRIAL_HANGS):
         modes = choose_modes(config, runner, steps, adapters, _progress_reporter(end))
-    end.send(Loading(phase="warmup", percent=0))
-    warm_up(scheduler, runner, longest)
+    _run_first_steps(config, scheduler, runner, longest, end)
     runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, bool(loaded.states), end)
     ready = Ready(
         max_model_len=longest,
@@ -231,6 +231,7 @@ def build(
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         decoder=runner.path,
         kv_groups=runner.kv_groups,
+        chunked_prefill_size=steps.chunked_prefill_size,
         modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=find_defaults(config.generation_config, loaded.path),
@@ -248,7 +249,6 @@ def _build_encoder(config: WorkerConfig, end: "EngineEnd", folder: Path) -> "tup
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
-    from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.platform.isa import cpu_level
     from fairlead_worker.scheduler.limits import StepLimits
     from fairlead_worker.scheduler.scheduler import Scheduler
@@ -258,8 +258,7 @@ def _build_encoder(config: WorkerConfig, end: "EngineEnd", folder: Path) -> "tup
     steps = encoder_steps(config, loaded.max_model_len)
     pages = -(-StepLimits.from_config(steps, page_size).prefill // page_size) + steps.max_num_seqs
     scheduler = Scheduler(steps, PrefixCache(PagePool(pages, page_size), config.block_tokens, extend))
-    end.send(Loading(phase="warmup", percent=0))
-    warm_up(scheduler, runner, loaded.max_model_len)
+    _run_first_steps(config, scheduler, runner, loaded.max_model_len, end)
     off = "off: an encoder has no decodes"
     ready = Ready(
         max_model_len=loaded.max_model_len,
@@ -278,6 +277,21 @@ def _build_encoder(config: WorkerConfig, end: "EngineEnd", folder: Path) -> "tup
         classifier=loaded.classifier,
     )
     return scheduler, runner, ready
+
+
+def _run_first_steps(
+    config: WorkerConfig, scheduler: "Scheduler", runner: "ModelRunner | EncoderRunner", longest: int, end: "EngineEnd"
+) -> None:
+    """Run steps of the model as it is served, after all that the load replaces in it. Raises ModelLoadError if one fails."""
+    from fairlead_worker.engine.warmup import warm_up
+    from fairlead_worker.errors import ModelLoadError
+
+    end.send(Loading(phase="warmup", percent=0))
+    try:
+        warm_up(scheduler, runner, longest)
+    except Exception as error:  # whatever a family's own code raises
+        logger.exception("a step of the warm-up failed")
+        raise ModelLoadError(config.model, f"a step of the warm-up failed: {type(error).__name__}: {error}") from error
 
 
 def _locate_for_all(ranks: Ranks, uri: str, progress: "Progress", cache: "ModelCache | None") -> Path:
@@ -305,7 +319,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
         "model": config.names[0],
         "page_size": ready.page_size,
         "pages": ready.pages,
-        "chunked_prefill_size": config.chunked_prefill_size,
+        "chunked_prefill_size": ready.chunked_prefill_size,
         "policy": config.scheduling_policy,
     }
     return ScheduleTrace(Path(config.trace_schedule), about)

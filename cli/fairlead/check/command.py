@@ -153,7 +153,8 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
     if report.process_bytes:
         yield "besides", f"{_gib(report.process_bytes)}{each} for {'libraries' if report.step_bytes else 'the processes'}"
     if report.step_bytes:
-        yield "largest step", f"{_gib(report.step_bytes)}{each}, {report.step_tokens} tokens"
+        chunk = f"chunks of up to {report.chunk_tokens}" if report.chunk_tokens > 0 else "prompts are not cut"
+        yield "largest step", f"{_gib(report.step_bytes)}{each}, {report.step_tokens} tokens; {chunk}"
     if report.kv_bytes_per_token:
         yield "KV", f"{report.kv_bytes_per_token} bytes a token{each}, {report.kv_dtype}; {report.kv_groups}"
     if report.state_bytes:

@@ -88,8 +88,8 @@ class Engine(Part):
         None, examples=[4096], description="Most tokens of prompt and output together. Absent: the limit of the model."
     )
     max_num_seqs: int = Field(256, ge=1, le=65_536, examples=[8], description="Most sequences that run at the same time in one worker.")
-    chunked_prefill_size: int = Field(
-        512, ge=1, le=1_048_576, examples=[1024], description="Most prompt tokens in one step beside decodes, with chunked prefill."
+    chunked_prefill_size: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        None, examples=[1024], description="Most prompt tokens in one step beside decodes. Absent: measured on a GPU, 512 on a CPU."
     )
     max_prefill_tokens: int = Field(
         8192, ge=1, le=16_777_216, examples=[4096], description="Most prompt tokens in one step, over all requests."
@@ -98,7 +98,7 @@ class Engine(Part):
         1024, ge=1, le=1_048_576, examples=[8], description="Most sequences that wait in one worker. More are refused."
     )
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
-        None, examples=[30], description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: chunkedPrefillSize."
+        None, examples=[30], description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: three decode steps."
     )
     dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
         "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: the type of the stored weights."

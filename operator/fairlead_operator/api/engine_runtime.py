@@ -17,6 +17,8 @@ Runtime = Literal["Fairlead", "VLLM", "SGLang"]
 ENGINES: tuple[Runtime, ...] = ("VLLM", "SGLang")
 """Runtimes whose engine is not Fairlead's."""
 _ARGS = "use spec.engine.args"
+_STORED_CHUNK = 512
+"""Default of chunkedPrefillSize until December 2026, which services of that time have stored."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,11 @@ class Unsupported:
     field: str
     instead: str
     runtimes: tuple[Runtime, ...] = ENGINES
-    allowed: tuple[str, ...] = ()
+    allowed: tuple[str | int, ...] = ()
 
     @property
     def message(self) -> str:
-        but = f" (except {', '.join(self.allowed)})" if self.allowed else ""
+        but = f" (except {', '.join(map(str, self.allowed))})" if self.allowed else ""
         return f"spec.engine.{self.field}{but} is not for runtime {' and '.join(self.runtimes)}: {self.instead}"
 
 
@@ -54,7 +56,7 @@ UNSUPPORTED = (
     Unsupported("warmupTokens", "remove it: new workers start with an empty KV cache"),
     Unsupported("itlTargetMilliseconds", "remove it: only Fairlead's scheduler sizes chunks by a latency"),
     Unsupported("maxWaitingRequests", "remove it: bound the queue in the routers with spec.slo"),
-    Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",)),
+    Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",), (_STORED_CHUNK,)),
     *_refuse_policies("VLLM", _VLLM_POLICIES, "its waiting requests run by priority, then by arrival. Remove it"),
     *_refuse_policies("SGLang", _SGLANG_POLICIES, "SGLang does not have this order. Remove it"),
 )
@@ -106,8 +108,8 @@ def _default(part: type[BaseModel], attribute: str) -> Any:
     return part.model_fields[attribute].get_default(call_default_factory=True)
 
 
-def _quote(values: tuple[str, ...]) -> str:
-    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+def _quote(values: tuple[str | int, ...]) -> str:
+    return "[" + ", ".join(str(value) if isinstance(value, int) else f"'{value}'" for value in values) + "]"
 
 
 def _shown(value: object) -> str:

@@ -199,6 +199,18 @@ def test_on_a_gpu_weights_step_and_kv_fill_the_memory(tmp_path: Path) -> None:
     assert report.kv_tokens == report.kv_bytes // report.kv_bytes_per_token and report.streams == 256
 
 
+def test_a_gpu_with_little_memory_has_smaller_chunks(tmp_path: Path) -> None:
+    """By the rule of the worker, for any speed. A size that is given holds."""
+    save_model("llama", tmp_path, hidden_size=512, intermediate_size=4096, max_position_embeddings=1 << 14)
+    large, small, given = (
+        check_model(config_of(tmp_path, dtype="bfloat16", **settings), tmp_path, H100, memory=memory)
+        for settings, memory in (({}, 0), ({}, 2 * GIB), ({"chunked_prefill_size": 3000}, 2 * GIB))
+    )
+    assert large.chunk_tokens == 8192 and large.step_tokens == 8192 + 256
+    assert 512 <= small.chunk_tokens < 4096 and small.step_tokens == min(8192, 5 * small.chunk_tokens) + 256
+    assert given.chunk_tokens == 3000
+
+
 def test_shares_of_several_gpus(tmp_path: Path) -> None:
     save_model("llama", tmp_path, **SIZES)
     one, two = (check_model(config_of(tmp_path, dtype="bfloat16", tensor_parallel_size=n), tmp_path, H100) for n in (1, 2))

@@ -1,5 +1,7 @@
-"""Memory budget for given free bytes: the size of KV, and the handling of steps that do not fit."""
+"""Budgets for given speed and free bytes: the size of chunks and of KV, and the handling of steps that do not fit."""
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.models import VOCABULARY, save_model
 from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.execution.memory_profile import largest_plan, run_largest_step
 from fairlead_worker.execution.runner_builder import RunnerBuilder
-from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, profile_memory
+from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, choose_chunk, largest_chunk, profile_memory
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import draw as draw_module
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -94,6 +96,56 @@ def test_kv_and_the_largest_step_always_fit(total: int, used: float, per_token: 
     assert room.step_tokens <= tokens and room.kv_bytes >= 0
     assert room.kv_bytes == 0 or device.used + room.kv_bytes + per_token * room.step_tokens + LEAST_SPARE <= total
     assert room.kv_bytes == 0 or device.used + room.kv_bytes <= total * fraction + 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "limit", "most", "chunk"),
+    [
+        (0.0, 3e-5, 0.5, 8192, 512),
+        (10e-3, 3e-6, 0.5, 8192, 8192),
+        (10e-3, 3e-6, 0.02, 8192, 2048),
+        (10e-3, 3e-6, 0.5, 3000, 2048),
+        (30e-3, 1e-4, 0.5, 8192, 1024),
+        (5.0, 1e-4, 0.5, 8192, 512),
+    ],
+    ids=["busy with few tokens", "idle with few tokens", "a target", "little memory", "in between", "slow"],
+)
+def test_a_chunk_is_as_large_as_makes_the_device_faster(fixed: float, per_token: float, limit: float, most: int, chunk: int) -> None:
+    """A step takes `fixed` seconds, for reading weights and launches, and `per_token` for each token."""
+    tried = list[int]()
+
+    def seconds_of(tokens: int) -> float:
+        tried.append(tokens)
+        return fixed + per_token * tokens
+
+    assert choose_chunk(seconds_of, limit, most) == chunk
+    assert max(tried) <= min(2 * chunk, most), "no step of a size that cannot be chosen"
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
+def test_a_chunk_has_room(step_bytes: int, free: int, most: int) -> None:
+    chunk = largest_chunk(step_bytes, free, most)
+    assert chunk == 512 or (chunk <= most and chunk // 512 * step_bytes <= free / 16)
+    assert 2 * chunk > most or 2 * chunk // 512 * step_bytes > free / 16, "no larger one has"
+
+
+def test_the_chunk_is_measured_before_the_largest_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step takes 0.1 s here, so the chunk grows to the prompt tokens of a step. Then the largest step has it beside the decodes."""
+    save_model("llama", tmp_path)
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.1 * next(clock))
+    loaded = load_model(str(tmp_path))
+
+    def chunk_and_step(limit: float, memory: Given) -> tuple[int, int]:
+        steps = SchedulerConfig(300, max_num_seqs=5, max_prefill_tokens=2048, idle_prefill_chunks=5)
+        builder = RunnerBuilder(loaded=loaded, page_size=16, backend="reference", steps=steps, chunk_seconds=limit, memory=memory)
+        runner = builder.build()
+        return runner.chunk_tokens, runner.step_tokens
+
+    assert chunk_and_step(0.5, Given(2 * GIB, 0, 0)) == (2048, 2048 + 5)
+    assert chunk_and_step(0.05, Given(2 * GIB, 0, 0)) == (512, 2048 + 5)
+    assert chunk_and_step(0.5, Given(2 * GIB, 0, 0, fixed=GIB // 16)) == (1024, 2048 + 5), "twice these bytes are a sixteenth"
+    assert chunk_and_step(0.0, Given(2 * GIB, 0, 0)) == (0, 2048 + 5), "not measured"
 
 
 def test_the_worst_plan_is_as_large_as_its_limits() -> None:

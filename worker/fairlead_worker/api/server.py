@@ -224,11 +224,12 @@ class Server:
             self.publisher.start(lambda: start_up.join(time.monotonic()))
         logger.info("start-up: %s", start_up.finish(time.monotonic()))
         logger.info(
-            "ready: %s, %d pages of %d tokens, %s, context %d, attention %s",
+            "ready: %s, %d pages of %d tokens, %s, chunks of %d, context %d, attention %s",
             ", ".join(self.config.names),
             ready.pages,
             ready.page_size,
             ready.kv_groups,
+            ready.chunked_prefill_size,
             ready.max_model_len,
             ready.backend,
         )

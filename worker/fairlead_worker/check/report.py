@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fairlead_worker.build import check_encoder_flags, graph_rows, step_config
+from fairlead_worker.build import check_encoder_flags, chunk_seconds, graph_rows, step_config
 from fairlead_worker.check.gpus import GPUS, Gpu
 from fairlead_worker.check.kept import find_kept
 from fairlead_worker.check.memory import PredictedMemory, StepMemory, device_weight_bytes, gguf_weight_bytes, host_weight_bytes
@@ -14,7 +14,7 @@ from fairlead_worker.check.skeleton import Skeleton, make_skeleton, native_refus
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.execution.memory import free_memory, host_kv_budget
-from fairlead_worker.execution.sizing import profile_memory
+from fairlead_worker.execution.sizing import largest_chunk, profile_memory
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.groups import cache_groups, choose_groups, describe_groups
 from fairlead_worker.kernels.registry import choose_backend
@@ -28,6 +28,7 @@ from fairlead_worker.model.kv_scales import read_kv_scales
 from fairlead_worker.model.loader import layers_with_kv
 from fairlead_worker.model.mechanisms import describe_mechanisms
 from fairlead_worker.model.plan import LoadPlan, plan_load
+from fairlead_worker.scheduler.config import LEAST_CHUNK
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class Report:
     step_bytes: int = 0
     """What the largest step takes on a GPU."""
     step_tokens: int = 0
+    chunk_tokens: int = 0
+    """Tokens of a chunk, at most: a GPU whose speed does not rise with the chunk takes fewer. Below 1: prompts are not cut."""
     generates: bool = True
     """False: its files have no head, and it makes embeddings only."""
     kv_dtype: str = ""
@@ -229,6 +232,8 @@ def _fit_host(report: Report, config: WorkerConfig, plan: LoadPlan, skeleton: Sk
     report = replace(
         report, weight_bytes=weights, process_bytes=HOST_BYTES + HOST_TOKEN_BYTES * skeleton.model.get_input_embeddings().weight.shape[0]
     )
+    steps = step_config(config, "cpu", report.max_model_len, skeleton.generates)
+    report = replace(report, chunk_tokens=steps.chunked_prefill_size)
     free = report.memory_bytes - (report.process_bytes + weights) * ranks
     if free <= 0:
         return replace(report, problem=_too_large(report, weights, config))
@@ -242,10 +247,15 @@ def _fit_device(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: 
     kinds = list(dict.fromkeys(spec.layers)) if report.attention == "flashinfer" else []
     rows = min(graph_rows(config, "cuda", False), config.max_num_seqs) if kinds and skeleton.generates else 0
     workspace = max(workspace_bytes(kinds, gpu.multiprocessors), graph_workspace_bytes(kinds, rows, gpu.multiprocessors)) if kinds else 0
-    report = replace(report, process_bytes=GPU_BYTES + workspace)
+    report = replace(report, process_bytes=GPU_BYTES + workspace, chunk_tokens=steps.chunked_prefill_size)
     memory = PredictedMemory(report.memory_bytes, report.process_bytes + report.weight_bytes, step.known())
     if not memory.free():
         return replace(report, problem=_too_large(report, report.weight_bytes, config))
+
+    if chunk_seconds(config, "cuda", skeleton.generates):
+        taken = memory.peak_of(lambda: step.run(StepLimits(LEAST_CHUNK, 0, min(LEAST_CHUNK, report.max_model_len))))
+        chunk = largest_chunk(taken, memory.free(), steps.max_prefill_tokens)
+        steps, report = replace(steps, chunked_prefill_size=chunk), replace(report, chunk_tokens=chunk)
 
     def attempt(tokens: int) -> None:
         step.run(StepLimits.from_config(limit_steps(steps, tokens, config.page_size), config.page_size))
@@ -276,7 +286,7 @@ def _fill(report: Report, config: WorkerConfig, skeleton: Skeleton, spec: KVSpec
     if not pages:
         pages = spec.pages_for(room) if spec.page_bytes else count_token_pages(report.max_model_len, config.page_size, running)
     longest = max(1, -(-(report.context - 1) // config.page_size))  # the last token's KV is never needed
-    chunk = -(-config.chunked_prefill_size // config.page_size) if config.chunked_prefill_size > 0 else longest
+    chunk = -(-report.chunk_tokens // config.page_size) if report.chunk_tokens > 0 else longest
     groups = cache_groups(spec, report.max_model_len)
     each, first = (longest, longest) if groups is None else (groups.pages(longest, config.page_size, more) for more in (0, chunk))
     report = replace(

@@ -105,8 +105,14 @@ class WorkerConfig(BaseSettings):
     ] = "lpm"
     max_num_seqs: Annotated[Positive, flag("Scheduling", "sequences in one step, at most")] = 256
     chunked_prefill_size: Annotated[
-        int, flag("Scheduling", "tokens of a step that has both decodes and prefill, at most; longer prompts are cut; 0 or -1: off")
-    ] = 512
+        int,
+        flag(
+            "Scheduling",
+            "tokens of a step that has both decodes and prefill, at most; longer prompts are cut. "
+            "0: a GPU's are measured, 512 on a CPU; -1: prompts are not cut",
+            ge=-1,
+        ),
+    ] = 0
     enable_mixed_chunk: Annotated[bool, flag("Scheduling", "compute prefill and decodes in one step; off: in alternating steps")] = True
     max_prefill_tokens: Annotated[Positive, flag("Scheduling", "prompt tokens in one step, at most, without cached ones")] = 8192
     prefill_max_requests: Annotated[NonNegative, flag("Scheduling", "prompts in one step, at most; 0: no limit")] = 0
@@ -314,8 +320,8 @@ class WorkerConfig(BaseSettings):
                 "--deterministic is for one device and without LoRA adapters: "
                 "leave out --tensor-parallel-size, --lora-modules and FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING, or --deterministic"
             )
-        if self.itl_target_ms and self.chunked_prefill_size <= 0:
-            raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")
+        if self.itl_target_ms and self.chunked_prefill_size < 0:
+            raise ValueError("--itl-target-ms cuts prompts into chunks; leave out --chunked-prefill-size -1")
         if len(self.lora_modules) > self.max_loras:
             raise ValueError(f"--lora-modules names {len(self.lora_modules)}, and --max-loras is {self.max_loras}: raise --max-loras")
         if same := sorted(self.loras.keys() & set(self.names)):

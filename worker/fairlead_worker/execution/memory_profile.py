@@ -29,6 +29,10 @@ COSTLIEST_SAMPLING = Sampling(
 takes more than the other ways to filter it."""
 
 
+PROMPT = 8192
+"""Tokens of the prompt whose chunks are timed. In its middle all sizes have the same attention for each token."""
+
+
 def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:
     """Return the largest plan: decodes at the end of the longest sequence, and a chunk that ends there.
 
@@ -51,6 +55,11 @@ def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPl
     rows = [row(number, 1) for number in range(limits.decode)]
     rows += [row(limits.decode + number, count) for number, count in enumerate(chunks)]
     return StepPlan(rows, prefill_tokens=limits.prefill, decodes=limits.decode, samples=len(rows))
+
+
+def middle_plan(tokens: int, context: int, page_size: int) -> StepPlan:
+    """Return a step with `tokens` in the middle of a prompt of `PROMPT`, or at the end of `context`, if that is shorter."""
+    return largest_plan(StepLimits(tokens, 0, min(context, (PROMPT + tokens) // 2)), page_size)
 
 
 def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:

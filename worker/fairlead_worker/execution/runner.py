@@ -88,6 +88,8 @@ class ModelRunner:
         """How layers share KV pages, for the status."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
+        self.chunk_tokens = 0
+        """Tokens of a chunk by the speed of the device; 0: not measured."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

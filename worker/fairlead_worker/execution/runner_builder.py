@@ -1,8 +1,12 @@
 """Builds a model runner: measures what its steps and CUDA graphs need, takes the rest for KV, and records the graphs."""
 
 import logging
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
 
 from fairlead_worker.cache.states import StateSlots
 from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for, unsupported_reason
@@ -11,9 +15,9 @@ from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, choose_forward
 from fairlead_worker.execution.host import make_host_store
 from fairlead_worker.execution.memory import kv_budget
-from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
+from fairlead_worker.execution.memory_profile import middle_plan, run_largest_draft, run_largest_step
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
+from fairlead_worker.execution.sizing import DeviceMemory, choose_chunk, largest_chunk, measure_allocation, memory_of, profile_memory
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
@@ -25,12 +29,15 @@ from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.sampling.device_filters import make_device_filters
 from fairlead_worker.sampling.grammars import Grammars
-from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.config import LEAST_CHUNK, SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.weights.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
+
+CHUNK_TRIALS = 3
+"""Steps of each size whose fastest counts: the first fills caches."""
 
 
 @dataclass(slots=True)
@@ -73,6 +80,8 @@ class RunnerBuilder:
     """LoRA adapters of `loaded`, if its requests may use them."""
     grammars: Grammars | None = None
     steps: SchedulerConfig | None = None
+    chunk_seconds: float = 0.0
+    """Most seconds of a chunk that is measured with the memory (`choose_chunk`); 0: it has the size in `steps`."""
     mem_fraction_static: float = 0.92
     """Share of a GPU's memory that is used at most."""
     graph_rows: int = 0
@@ -99,6 +108,7 @@ class RunnerBuilder:
     _pieces: PieceSizes = field(init=False)
     _failures: _Failures = field(init=False, default_factory=_Failures)
     _step_tokens: int = field(init=False, default=0)
+    _chunk: int = field(init=False, default=0)
     _slots: StateSlots = field(init=False, default=StateSlots(0, 0, 0))
 
     def __post_init__(self) -> None:
@@ -138,8 +148,7 @@ class RunnerBuilder:
         def attempt(tokens: int) -> None:
             limited = limit_steps(steps, tokens, self.page_size)
             limits = StepLimits.from_config(limited, self.page_size)
-            backend = self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
-            trial = ModelRunner(self.loaded, backend, adapters=self.adapters)
+            trial = ModelRunner(self.loaded, self._make_trial_backend(), adapters=self.adapters)
             with nullcontext(0) if self.adapters is None else self.adapters.profile_adapter() as adapter:
                 run_largest_step(limits, self.page_size, trial.logits, adapter)
             if self.draft is not None and self._draft_spec is not None:
@@ -148,6 +157,9 @@ class RunnerBuilder:
 
         self._allocate_slots_for(self._make_backend(self._spec, 1, self.progress, self.deterministic))
         self.progress("profile", 0)
+        if self.chunk_seconds:
+            self._chunk = self._measure_chunk(memory, steps)
+            steps = replace(steps, chunked_prefill_size=self._chunk)
         usual = StepLimits.from_config(replace(steps, idle_prefill_chunks=1), self.page_size).tokens
         tokens, least = StepLimits.from_config(steps, self.page_size).tokens, 2 * self.page_size
         if self.loaded.ranks > 1:
@@ -159,11 +171,35 @@ class RunnerBuilder:
         self._pieces.most = min(self._pieces.most, found.step_tokens)
         return max(0, found.kv_bytes - self._pending_bytes())
 
+    def _measure_chunk(self, memory: DeviceMemory, steps: SchedulerConfig) -> int:
+        """Return the tokens of a chunk, the same on all ranks."""
+        trial = ModelRunner(self.loaded, self._make_trial_backend(), adapters=self.adapters)
+
+        def run(tokens: int) -> None:
+            trial.logits(middle_plan(tokens, steps.max_model_len, self.page_size)).argmax().item()  # waits for the device
+
+        def seconds_of(tokens: int) -> float:
+            times = [time.perf_counter()]
+            for _ in range(CHUNK_TRIALS):
+                run(tokens)
+                times.append(time.perf_counter())
+            microseconds = int(1e6 * min(end - begin for begin, end in pairwise(times)))
+            return 1e-6 * (microseconds if self.group is None else self.group.least(microseconds))
+
+        try:
+            step_bytes = memory.peak_of(lambda: run(LEAST_CHUNK))
+        except torch.OutOfMemoryError:
+            if self.group is not None:
+                raise
+            return LEAST_CHUNK  # the profile makes steps smaller
+        most = largest_chunk(step_bytes, memory.free(), steps.max_prefill_tokens)
+        return choose_chunk(seconds_of, self.chunk_seconds, most if self.group is None else self.group.least(most))
+
     def _measure_graphs(self, memory: DeviceMemory) -> int:
         """Record all graphs, give them back, and return the bytes that they took."""
 
         def record() -> object:
-            backend = self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
+            backend = self._make_trial_backend()
             tried = ModelRunner(self.loaded, backend, adapters=self.adapters)
             graphs = self._record_decodes(tried.forward, backend)
             self._failures.add(graphs)
@@ -240,7 +276,7 @@ class RunnerBuilder:
         runner.kv_groups = describe_groups(cache_groups(self._spec, self.loaded.max_model_len), self._why_one_group)
         if self.loaded.states:
             runner.kv_groups = describe_states(self._spec, self._slots)
-        runner.step_tokens = self._step_tokens
+        runner.step_tokens, runner.chunk_tokens = self._step_tokens, self._chunk
         if isinstance(attention, FlashInferBackend):
             runner.filters = make_device_filters(self.loaded.device)
         return runner
@@ -295,6 +331,10 @@ class RunnerBuilder:
     def _with_states(self, backend: Backend, slots: StateSlots) -> Backend:
         states = self.loaded.states
         return StatefulBackend(backend, StateStore(states, slots, self.loaded.device)) if states else backend
+
+    def _make_trial_backend(self) -> Backend:
+        """Return a backend with one page and the slot of one request, for steps whose results are dropped."""
+        return self._with_states(self._make_backend(self._spec, 1, no_progress, self.deterministic), StateSlots(1, 1, 0))
 
     def _make_backend(self, spec: KVSpec, pages: int, progress: Progress, batch_invariant: bool = False) -> Backend:
         """Return a backend with its kernels built at startup, not at the first request."""

@@ -1,4 +1,4 @@
-"""Memory budget of a device: KV pages get what remains beside the weights and the largest running step."""
+"""Budgets of a device: the tokens of a chunk by its speed, and KV pages, which get what remains beside weights and the largest step."""
 
 import gc
 import logging
@@ -8,6 +8,12 @@ from typing import Protocol
 
 import torch
 
+from fairlead_worker.scheduler.config import LEAST_CHUNK
+
+CHUNK_SHARE = 1 / 16
+"""Share of the memory beside the weights that the prompt tokens of a step take at most, so that a small GPU keeps room for KV."""
+CHUNK_GAIN = 1.2
+"""Times as fast that twice the chunk must prefill."""
 LEAST_SPARE = 256 << 20
 SPARE = 1 / 64
 """Share of the device's memory that always stays free, for fragmentation of the allocator and for libraries that allocate later."""
@@ -108,6 +114,29 @@ def profile_memory(
         _gib(max(0, room)),
     )
     return MemoryProfile(max(0, room), tokens, step_bytes)
+
+
+def choose_chunk(seconds_of: Callable[[int], float], limit: float, most: int) -> int:
+    """Return the tokens of a chunk: `LEAST_CHUNK`, doubled as long as that lets the device prefill `CHUNK_GAIN` times as fast.
+
+    A larger chunk delays decodes for nothing. seconds_of: runs a step of that many prompt tokens. limit: most seconds of a larger chunk.
+    most: its most tokens.
+    """
+    chunk, seconds = LEAST_CHUNK, seconds_of(LEAST_CHUNK)
+    while 2 * chunk <= most and (taken := seconds_of(2 * chunk)) <= min(limit, 2 * seconds / CHUNK_GAIN):
+        chunk, seconds = 2 * chunk, taken
+    return chunk
+
+
+def largest_chunk(step_bytes: int, free: int, most: int) -> int:
+    """Return the most tokens of a chunk that memory has room for: `LEAST_CHUNK`, doubled, up to `most`.
+
+    step_bytes: what a step of `LEAST_CHUNK` prompt tokens takes of the `free` bytes beside the weights.
+    """
+    chunk = LEAST_CHUNK
+    while 2 * chunk <= most and 2 * chunk * step_bytes <= CHUNK_SHARE * free * LEAST_CHUNK:
+        chunk *= 2
+    return chunk
 
 
 def measure_allocation(memory: DeviceMemory, make: Callable[[], object]) -> int:

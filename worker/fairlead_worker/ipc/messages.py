@@ -409,6 +409,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Empty for an encoder."""
     kv_groups: str = ""
     """How many groups of layers have KV pages of their own, and what for; of one group, why."""
+    chunked_prefill_size: int = 0
+    """Tokens of a chunk, by the flag, the device and its memory; below 1: prompts are not cut."""
     modes: StepModes = StepModes()
     prompt_format: bytes = b""
     """A `PromptFormat` as JSON. The engine process builds it with transformers, which the API process does not import."""

@@ -5,6 +5,8 @@ from typing import Literal
 
 from fairlead_common.scheduling_policy import PolicyName
 
+LEAST_CHUNK = 512
+"""Prefill tokens of a step where nothing is measured. A measured chunk is a multiple of it."""
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
 
@@ -19,7 +21,7 @@ class SchedulerConfig:
     """Maximum tokens of a sequence: prompt and output."""
     max_num_seqs: int = 256
     """Maximum number of running requests."""
-    chunked_prefill_size: int = 512
+    chunked_prefill_size: int = LEAST_CHUNK
     """Token budget of a step with prefill and decodes, decodes included. 0 or less: prompts are not cut into chunks."""
     idle_prefill_chunks: int = 1
     """Maximum chunks of a step without decodes. The step takes only as many as it expects to compute in one second."""

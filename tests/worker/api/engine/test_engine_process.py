@@ -1,18 +1,26 @@
 """The steps of the engine process, without the process."""
 
 import gc
+import shutil
 from array import array
 from pathlib import Path
 
 import pytest
+import torch
+from tests.models import save_model
 
 from fairlead.random_model.build import make_model
-from fairlead_worker.build import graph_rows
+from fairlead_worker.build import chunk_seconds, graph_rows
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
 from fairlead_worker.execution import trial
+from fairlead_worker.execution.forward import Forward, LayerForward, ModuleForward
+from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.overlap import LaunchedStep, OverlappedRunner
-from fairlead_worker.ipc.messages import FromEngine, Load, Loading, Ready, Sampling, Step, StepModes, Stop, Submit, ToEngine
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.runner_builder import RunnerBuilder
+from fairlead_worker.ipc.messages import Failed, FromEngine, Load, Loading, Ready, Sampling, Step, StepModes, Stop, Submit, ToEngine
+from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.scheduler.plan import StepPlan
 
 NO_GRAPHS = "off: no CUDA graphs with a CPU"
@@ -41,6 +49,22 @@ def test_collections_do_not_walk_what_the_load_has_made(model: Path) -> None:
         gc.unfreeze()
     assert end.ready is not None and end.ready.pages == 8
     assert end.frozen > 10_000
+
+
+class Refused:
+    """Records why the engine fails."""
+
+    def __init__(self) -> None:
+        self.reason, self.is_warming_up = "", False
+
+    def receive(self, timeout: float | None) -> list[ToEngine]:
+        raise AssertionError("the engine serves")
+
+    def send(self, message: FromEngine) -> None:
+        assert not isinstance(message, Ready)
+        self.is_warming_up |= isinstance(message, Loading) and message.phase == "warmup"
+        if isinstance(message, Failed):
+            self.reason = message.reason
 
 
 class Asking:
@@ -178,6 +202,71 @@ def test_on_a_cpu_nothing_is_tried_by_default(model: Path, monkeypatch: pytest.M
     assert end.ready is not None
     assert end.ready.modes == StepModes(NO_GRAPHS, "off: nothing to gain on a CPU", piecewise_graphs=NO_GRAPHS)
     assert "ignored" not in caplog.text, "the user has set nothing"
+
+
+@pytest.mark.parametrize("is_decode", [False, True], ids=["prefill", "decode"])
+@pytest.mark.parametrize("forward", [NativeForward, LayerForward, ModuleForward], ids=["native", "layers", "transformers"])
+def test_a_model_whose_first_step_fails_is_not_ready(
+    model: Path, forward: type, is_decode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers passed each comparison of the load, as those of a family whose own code reads a weight that is packed."""
+    compute, end, failed = forward.__call__, Refused(), list[PackedStep]()
+
+    def fail(self: Forward, step: PackedStep, context: StepContext) -> torch.Tensor:
+        if end.is_warming_up and (step.counts == [1]) == is_decode:
+            failed.append(step)
+            raise AttributeError("'PackedLinear' object has no attribute 'weight'")
+        return compute(self, step, context)
+
+    monkeypatch.setattr(forward, "__call__", fail)
+    folder = shutil.copytree(model, tmp_path / "model")
+    if forward is ModuleForward:
+        save_model("hunyuan_v1_moe", folder, vocab_size=1024)
+    config = WorkerConfig(model=f"file://{folder}", kv_pages=8, threads=1, native_decoder=forward is NativeForward)
+    assert run(config, end) == 1
+    assert len(failed) == 1, "this path computed the step"
+    error = "AttributeError: 'PackedLinear' object has no attribute 'weight'"
+    assert end.reason == f"cannot load model file://{folder}: a step of the warm-up failed: {error}"
+
+
+@pytest.mark.parametrize(
+    ("device", "generates", "flags", "seconds"),
+    [
+        ("cuda", True, {}, 0.5),
+        ("cuda", True, {"itl_target_ms": 40}, 0.04),
+        ("cuda", True, {"chunked_prefill_size": 2048}, 0),
+        ("cuda", True, {"chunked_prefill_size": -1}, 0),
+        ("cuda", True, {"kv_pages": 100}, 0),
+        ("cuda", True, {"kv_cache_memory_bytes": 1 << 30}, 0),
+        ("cuda", False, {}, 0),
+        ("cpu", True, {}, 0),
+    ],
+)
+def test_a_chunk_is_measured_on_a_gpu_unless_its_size_or_that_of_the_kv_is_given(
+    device: str, generates: bool, flags: dict[str, object], seconds: float
+) -> None:
+    config = WorkerConfig.model_validate({"model": "file:///model", **flags})
+    assert chunk_seconds(config, device, generates) == seconds
+
+
+@pytest.mark.parametrize(("given", "measured", "chunk"), [(0, 0, 512), (0, 1536, 1536), (64, 0, 64), (-1, 0, -1)])
+def test_the_engine_tells_the_size_of_its_chunks(
+    model: Path, given: int, measured: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`measured`: by the runner, on a GPU."""
+    end, build = End(), RunnerBuilder.build
+
+    def build_measured(self: RunnerBuilder) -> ModelRunner:
+        runner = build(self)
+        runner.chunk_tokens = measured
+        return runner
+
+    monkeypatch.setattr(RunnerBuilder, "build", build_measured)
+    try:
+        assert run(WorkerConfig(model=f"file://{model}", kv_pages=8, threads=1, chunked_prefill_size=given), end) == 0
+    finally:
+        gc.unfreeze()
+    assert end.ready is not None and end.ready.chunked_prefill_size == chunk
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ async def server_info(worker: Worker, context: RequestContext) -> None:
             cpu_level=ready.cpu_level,
             decoder=ready.decoder,
             kv_groups=ready.kv_groups,
+            chunked_prefill_size=ready.chunked_prefill_size,
             **msgspec.to_builtins(ready.modes),
         )
     await context.respond_json(info)

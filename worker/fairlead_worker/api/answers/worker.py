@@ -111,6 +111,8 @@ class ServerInfo(Answer, kw_only=True):
     """`native`: one call for a whole step; `layers`: our own, one by one; `transformers`: the generic path; empty for an encoder."""
     kv_groups: str | UnsetType = UNSET
     """How many groups of layers have KV pages of their own, and what for; of one group, why."""
+    chunked_prefill_size: int | UnsetType = UNSET
+    """Tokens of a step that has both decodes and prefill, at most: by the flag, else measured; below 1: prompts are not cut."""
     cuda_graphs: str | UnsetType = UNSET
     """`on`, or `off: ` and the reason."""
     overlap: str | UnsetType = UNSET
