@@ -20,10 +20,23 @@ collections = sum(each["collections"] for each in gc.get_stats())
 import_transformers()
 print(sum(each["collections"] for each in gc.get_stats()) - collections, gc.isenabled(), gc.get_freeze_count() > 100_000)
 import transformers.modeling_utils
-print(*{"torchao"} & set(sys.modules))
+print(*{"torchao", "sympy", "torch._dynamo", "torch.distributed.tensor"} & set(sys.modules))
 from transformers.utils import is_torchao_available
 import torchao
 print(is_torchao_available())
+import torch
+from transformers.masking_utils import TransformGetItemToIndex
+with TransformGetItemToIndex() as made:
+    print(isinstance(made, torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex))
+print(int(torch.compile(lambda numbers: numbers + 1, backend="eager")(torch.zeros(1))[0]))
+"""
+OTHER_RELEASE = """
+import sys
+from fairlead_worker.model import lean
+lean.DECORATORS = lean.DECORATORS[:-1]
+lean.import_transformers()
+from transformers import LlamaForCausalLM
+print("convert_frame" in dir(sys.modules["torch._dynamo"]))
 """
 
 
@@ -35,10 +48,14 @@ def test_the_api_process_imports_neither_torch_nor_what_downloads() -> None:
     assert printed(FRONT) == [""]
 
 
-def test_transformers_come_without_torchao_and_without_a_collection() -> None:
-    """torchao can be imported again."""
+def test_transformers_come_without_torchao_and_compiler_and_without_a_collection() -> None:
+    """Both can be imported afterwards, and the compiler compiles."""
     pytest.importorskip("torchao")
-    assert printed(ENGINE) == ["0 True True", "", "True"]
+    assert printed(ENGINE) == ["0 True True", "", "True", "True", "1"]
+
+
+def test_a_release_that_takes_more_of_the_compiler_gets_it() -> None:
+    assert printed(OTHER_RELEASE) == ["True"]
 
 
 def test_collections_go_on_afterwards_and_pass_over_what_was_made() -> None:

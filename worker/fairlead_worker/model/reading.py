@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.model.families.registry import find_definition, model_class
@@ -61,7 +62,8 @@ def read_model(
     with _Bar(progress).shown() as bar:
 
         def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
-            family.__init__(self, config)
+            with no_init_weights():  # of the meta device, where each of them would import torch's compiler
+                family.__init__(self, config)
             if shards is not None and parts is not None:
                 divide(self, shards, parts, groups)
             if form is not None:
