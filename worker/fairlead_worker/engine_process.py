@@ -32,7 +32,7 @@ from fairlead_worker.build import (
 )
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.api_files import read_file
-from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready, StepModes
+from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready, Start, StepModes
 from fairlead_worker.ipc.transport import ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 from fairlead_worker.platform.processes import end_with_parent, open_parent_pipe
@@ -55,13 +55,6 @@ TRIAL_SECONDS = 120.0
 TRIAL_HANGS = (
     f"the start-up trial of CUDA graphs hangs for {TRIAL_SECONDS:g} s: ranks wait for each other; set --max-cudagraph-capture-size 0"
 )
-
-
-class Start(msgspec.Struct, frozen=True):
-    """The parent's first message: address and configuration."""
-
-    address: str
-    config: dict[str, object]
 
 
 def main() -> int:

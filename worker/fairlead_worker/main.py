@@ -8,13 +8,15 @@ import logging
 import os
 import socket
 import sys
+from types import ModuleType
 
 import uvloop
 
 from fairlead_common.telemetry.logs import configure_logging
-from fairlead_common.telemetry.tracer import TracingError, create_tracer
+from fairlead_common.telemetry.tracer import Tracer, TracingError, create_tracer
 from fairlead_common.termination import report_failure
 from fairlead_index.redis.access import has_password
+from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.platform.imports import gc_frozen
 from fairlead_worker.platform.isa import CpuLevelError, cpu_level
@@ -69,15 +71,26 @@ def main(arguments: list[str] | None = None) -> int:
                 listeners.append(_listen(config.host, port))
         except OSError as error:
             return _fail(config, f"cannot listen on {config.host}:{port}: {error.strerror}")
-    with gc_frozen():
-        from fairlead_worker.api.server import Listeners, serve
-
     sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        failure = runner.run(serve(config, Listeners(*listeners), tracer))
+        failure = runner.run(_serve(config, listeners, tracer))
     if tracer is not None:
         tracer.close()
     return _fail(config, failure) if failure else 0
+
+
+async def _serve(config: WorkerConfig, listeners: list[socket.socket], tracer: Tracer | None) -> str:
+    """Start the engine, which imports for seconds, then import what serves it. Return what `api.server.serve` returns."""
+    child = EngineChild(config)
+    await child.start()
+    server = await asyncio.to_thread(_import_server)  # beside the loop, which writes the engine's configuration
+    return await server.serve(config, server.Listeners(*listeners), child, tracer)
+
+
+def _import_server() -> ModuleType:
+    with gc_frozen():
+        from fairlead_worker.api import server
+    return server
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -23,7 +23,6 @@ from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
 from fairlead_worker.api.app import build
 from fairlead_worker.api.engine.child import EngineChild
-from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.index_publisher import IndexPublisher
 from fairlead_worker.api.front.wrap import wrap
 from fairlead_worker.api.http import tenant_of
@@ -32,7 +31,6 @@ from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.routes.apis import Part
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.ipc.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +54,11 @@ class Listeners:
     admin: socket.socket | None = None
 
 
-async def serve(config: WorkerConfig, listeners: Listeners, tracer: Tracer | None = None) -> str:
-    """Run the worker until it ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
-    channel = ZmqChannel()
+async def serve(config: WorkerConfig, listeners: Listeners, child: EngineChild, tracer: Tracer | None = None) -> str:
+    """Run the worker with a started engine until it ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
     try:
         async with asyncio.TaskGroup() as tasks:
-            server = Server(config, listeners, channel, tracer)
+            server = Server(config, listeners, child, tracer)
             background = [tasks.create_task(work, name=name) for name, work in server.background_tasks()]
             try:
                 return await server.run()
@@ -74,7 +71,7 @@ async def serve(config: WorkerConfig, listeners: Listeners, tracer: Tracer | Non
         logger.exception("a task of the worker failed")
         reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
     finally:
-        channel.close()
+        child.close()
     return f"internal error: {reason}"
 
 
@@ -136,15 +133,13 @@ class Port:
 class Server:
     """The parts of a running worker."""
 
-    def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel, tracer: Tracer | None) -> None:
+    def __init__(self, config: WorkerConfig, listeners: Listeners, child: EngineChild, tracer: Tracer | None) -> None:
         port = listeners.inference.getsockname()[1]
         self.config = config
-        self.client = EngineClient(channel)
+        self.child, self.client = child, child.client
         metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
         self.worker = Worker(config, self.client, metrics, config.address(port))
-        self.child = EngineChild(config, channel.address, self.client)
         self.publisher: IndexPublisher | None = None
-        self._channel = channel
         self._port = port
         self._stop_requested = asyncio.Event()
         self._signal: signal.Signals | None = None
@@ -262,7 +257,7 @@ class Server:
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signal is not None:
             # A second signal means that the sender does not want to wait. The engine exits when its stdin closes.
-            shutil.rmtree(self._channel.address, ignore_errors=True)
+            shutil.rmtree(self.child.address, ignore_errors=True)
             os._exit(128 + number)
         self._signal = number
         self._stop_requested.set()

@@ -126,6 +126,13 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     """Drop the cached KV that no request uses. Answered by one `PrefixCacheReset`, in order."""
 
 
+class Start(msgspec.Struct, frozen=True):
+    """The first message to an engine process, as JSON on its standard input: address of the channel, and configuration."""
+
+    address: str
+    config: dict[str, object]
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process after the current step."""
 

@@ -11,7 +11,8 @@ import msgspec
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.load_progress import LoadWatch, describe_stuck_load
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.engine_process import Start
+from fairlead_worker.ipc.messages import Start
+from fairlead_worker.ipc.transport import ZmqChannel
 from fairlead_worker.platform.processes import describe_exit
 
 logger = logging.getLogger(__name__)
@@ -26,19 +27,24 @@ FAILURE_REASON_SECONDS = 0.5
 
 
 class EngineChild:
-    """One engine process. It exits when its stdin closes, so it ends with this process in every case."""
+    """One engine process and the channel to it. It exits when its stdin closes, so it ends with this process in every case."""
 
-    def __init__(self, config: WorkerConfig, address: str, client: EngineClient) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._address = address
-        self._client = client
+        self._channel = ZmqChannel()
+        self.client = EngineClient(self._channel)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._loading: LoadWatch | None = None
 
-    async def run(self) -> None:
-        """Start the process, wait for its end, and report that to the client."""
-        start = Start(address=self._address, config=self._config.model_dump())
+    @property
+    def address(self) -> str:
+        """Folder of the channel's sockets."""
+        return self._channel.address
+
+    async def start(self) -> None:
+        """Start the process."""
+        start = Start(address=self.address, config=self._config.model_dump())
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -50,15 +56,19 @@ class EngineChild:
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+
+    async def run(self) -> None:
+        """Wait for the end of the process, and report it to the client."""
+        assert self._process is not None, "it is started"
         status = await self._process.wait()
         if self._stopping:
             return
         try:
             # `Failed` may still be in the socket. It names the cause better than an exit status.
             async with asyncio.timeout(FAILURE_REASON_SECONDS):
-                await self._client.ended.wait()
+                await self.client.ended.wait()
         except TimeoutError:
-            self._client.mark_failed(describe_exit("the engine process", status))
+            self.client.mark_failed(describe_exit("the engine process", status))
 
     async def watch(self) -> None:
         """Kill an engine that sends no message for too long, or whose load is stuck. A hung stream is worse than a failed one."""
@@ -70,30 +80,30 @@ class EngineChild:
             # queued messages are read.
             failed_checks = failed_checks + 1 if problem else 0
             if failed_checks == 2:
-                self._client.mark_failed(problem)
+                self.client.mark_failed(problem)
                 self.kill()
                 return
 
     def _find_problem(self) -> str:
         """Return why the engine has to be killed, or an empty string while it makes progress."""
-        if self._client.serving:
-            silence, longest = self._client.seconds_since_message(), self._config.limits.engine_timeout
+        if self.client.serving:
+            silence, longest = self.client.seconds_since_message(), self._config.limits.engine_timeout
             return f"the engine sent no message for {silence:.0f} s (--limits engine_timeout {longest:g})" if silence > longest else ""
         if self._process is None:
             return ""
-        self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
-        if self._client.seconds_without_progress() > PROGRESS_CHECK_SECONDS:
+        self._loading = self._loading or LoadWatch(self.client.state, self._process.pid)
+        if self.client.seconds_without_progress() > PROGRESS_CHECK_SECONDS:
             self._loading.check(time.monotonic())
-        seconds = self._client.seconds_without_progress()
-        return describe_stuck_load(self._client.state, seconds) if seconds > self._config.limits.load_timeout else ""
+        seconds = self.client.seconds_without_progress()
+        return describe_stuck_load(self.client.state, seconds) if seconds > self._config.limits.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
         """End the process gracefully, and kill it after `grace` seconds."""
         if self._process is None or self._process.returncode is not None:
             return
         self._stopping = True
-        if self._client.serving:
-            self._client.stop()
+        if self.client.serving:
+            self.client.stop()
         else:  # it does not read messages while it loads
             self.kill()
         try:
@@ -106,3 +116,7 @@ class EngineChild:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+    def close(self) -> None:
+        """Close the channel, after the last task that uses the client."""
+        self._channel.close()
