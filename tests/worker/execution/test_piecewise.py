@@ -295,3 +295,26 @@ def test_pieces_that_raise_are_off(loaded: LoadedModel, monkeypatch: pytest.Monk
     monkeypatch.setattr(PiecewiseGraphs, "run", fail)
     runner, _, _ = recorded(loaded, most=4)
     assert "the replay failed" in try_graphs(runner) and runner.pieces is None and runner.graphs is not None
+
+
+def test_a_few_graphs_are_recorded_for_the_memory_of_all(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, quick_collections: None
+) -> None:
+    """The others take as much as the second and third largest, and are recorded once."""
+    memory = Memory()
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
+    made = RunnerBuilder(
+        loaded=loaded,
+        page_size=PAGE,
+        backend="flashinfer",
+        steps=SchedulerConfig(64, max_num_seqs=24, chunked_prefill_size=16),
+        graph_rows=24,
+        mem_fraction_static=1.0,
+        memory=memory,
+    ).build()
+    sizes = [24, 16, 8, 4, 2, 1]
+    assert memory.recorder.recorded == [*sizes[:3], sizes[0], *sizes]
+    assert memory.graphs == len(sizes)
+    room = (16 << 20) - (1 << 20) - len(sizes) * memory.graph_bytes
+    assert made.backend.pages == room // made.backend.spec.page_bytes

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from fairlead_worker.cache.states import StateSlots
-from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, graphs_for, unsupported_reason
+from fairlead_worker.execution.cuda_graphs.decodes import GraphedDecodes, batch_sizes, graphs_for, unsupported_reason
 from fairlead_worker.execution.cuda_graphs.piecewise import PieceSizes, record_pieces
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, choose_forward
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_TRIALS = 3
 """Steps of each size whose fastest counts: the first fills caches."""
+SAMPLES = 3
+"""Largest graphs of each kind that are recorded to measure the memory of all, which takes seconds of a start."""
 
 
 @dataclass(slots=True)
@@ -196,25 +199,37 @@ class RunnerBuilder:
         return choose_chunk(seconds_of, self.chunk_seconds, most if self.group is None else self.group.least(most))
 
     def _measure_graphs(self, memory: DeviceMemory) -> int:
-        """Record all graphs, give them back, and return the bytes that they took."""
+        """Record the largest graphs, give them back, and return the bytes that all graphs will take.
 
-        def record() -> object:
+        Smaller graphs run in the memory of the largest one, and each takes as much for its kernels and inputs as the one before (vLLM's
+        `profile_cudagraph_memory` continues its samples in the same way).
+        """
+
+        def record(largest: int) -> object:
             backend = self._make_trial_backend()
             tried = ModelRunner(self.loaded, backend, adapters=self.adapters)
-            graphs = self._record_decodes(tried.forward, backend)
+            graphs = self._record_decodes(tried.forward, backend, largest)
             self._failures.add(graphs)
-            return graphs, record_pieces(graphs, tried.forward, backend, self.loaded.max_model_len, self._pieces, self.progress)
+            return graphs, record_pieces(graphs, tried.forward, backend, self.loaded.max_model_len, self._pieces, self.progress, largest)
 
-        def record_draft() -> object:
+        def record_draft(largest: int) -> object:
             assert self.draft is not None and self._draft_spec is not None, "there is a draft model"
             tried = ModelRunner(self.draft, self._make_backend(self._draft_spec, 1, no_progress))
-            graphs = self._capture(tried.forward, tried.backend, self._drafted_rows)
+            graphs = self._capture(tried.forward, tried.backend, self._drafted_rows, largest=largest)
             self._failures.draft = "" if graphs is None else graphs.failure
             return graphs
 
-        taken = measure_allocation(memory, record)
+        def measure(record: Callable[[int], object], rows: int) -> int:
+            taken = measure_allocation(memory, lambda: record(SAMPLES))
+            further = max(len(batch_sizes(rows)), len(self._pieces.chosen or ())) - SAMPLES
+            if further <= 0 or self._failures.decodes or self._failures.draft:
+                return taken
+            return taken + further * max(0, taken - measure_allocation(memory, lambda: record(1))) // (SAMPLES - 1)
+
+        taken = measure(record, self._rows)
         if self.draft is not None:
-            taken += measure_allocation(memory, record_draft)
+            taken += measure(record_draft, self._drafted_rows)
+        logger.info("memory: CUDA graphs take %.2f GiB", taken / 2**30)
         if self._failures.decodes:  # each failed capture leaves its memory allocated in some releases of torch
             self._rows = self._drafted_rows = 0
         if self._failures.draft:  # only of rank 0: graphs of the ranks stay
@@ -299,12 +314,12 @@ class RunnerBuilder:
         runner.pieces = record_pieces(runner.graphs, runner.forward, runner.backend, self.loaded.max_model_len, self._pieces, self.progress)
         runner.graph_failure = failures.decodes or failures.adapters or failures.verification or failures.draft or self._pieces.failure
 
-    def _record_decodes(self, forward: Forward, backend: Backend) -> GraphedDecodes | None:
-        """Return the graphs of the model's decodes, without the kinds that failed before."""
+    def _record_decodes(self, forward: Forward, backend: Backend, largest: int = 0) -> GraphedDecodes | None:
+        """Return the `largest` graphs of the model's decodes (0: all), without the kinds that failed before."""
         slots = None if self.adapters is None or self._failures.adapters else self.adapters.slots
         verifies = self.steps is not None and self.steps.speculative_method != "none" and not self._failures.verification
         verifies = verifies and not self.loaded.states  # a graph advances all states at once
-        return self._capture(forward, backend, self._rows, slots, verifies, self.group)
+        return self._capture(forward, backend, self._rows, slots, verifies, self.group, largest)
 
     def _capture(
         self,
@@ -314,13 +329,18 @@ class RunnerBuilder:
         slots: AdapterSlots | None = None,
         verifies: bool = False,
         group: Group | None = None,
+        largest: int = 0,
     ) -> GraphedDecodes | None:
-        """Return recorded graphs for up to `rows` decodes; None where the backend, or that of another rank, cannot have them."""
+        """Return recorded graphs for up to `rows` decodes; None where the backend, or that of another rank, cannot have them.
+
+        largest: only that many sizes; 0: all.
+        """
         if rows and group is not None and (reason := group.agree(unsupported_reason(backend))):
             logger.warning("decodes run without CUDA graphs%s", reason)
             return None
         graphs = graphs_for(forward, backend, rows, self.loaded.max_model_len, slots=slots, verifies=verifies, group=group)
         if graphs is not None:
+            graphs.sizes = graphs.sizes[-largest:]
             graphs.capture(self.progress)
         return graphs
 

@@ -149,7 +149,6 @@ def measure_allocation(memory: DeviceMemory, make: Callable[[], object]) -> int:
     held = before - memory.free()
     del made
     memory.free()
-    logger.info("memory: CUDA graphs take %s", _gib(max(0, held)))
     return max(0, held)
 
 

@@ -237,9 +237,18 @@ class _PieceContext:
 
 
 def record_pieces(
-    graphs: GraphedDecodes | None, forward: Forward, backend: Backend, context: int, sizes: PieceSizes, progress: Progress = no_progress
+    graphs: GraphedDecodes | None,
+    forward: Forward,
+    backend: Backend,
+    context: int,
+    sizes: PieceSizes,
+    progress: Progress = no_progress,
+    largest: int = 0,
 ) -> PiecewiseGraphs | None:
-    """Return recorded pieces for steps with prompts; None if there are none: no graphs for decodes, no size, or `sizes.failure`."""
+    """Return recorded pieces for steps with prompts; None if there are none: no graphs for decodes, no size, or `sizes.failure`.
+
+    largest: only that many sizes; 0: all.
+    """
     if graphs is None or not graphs.is_recorded or not sizes.most or sizes.failure:
         return None
     plain = forward.plain if isinstance(forward, AdaptedForward) else forward
@@ -250,12 +259,13 @@ def record_pieces(
         made = PiecewiseGraphs(plain, backend, context, graphs.recorder)
         if sizes.chosen is None:
             sizes.chosen = made.choose_sizes(sizes.most)
-        made.capture(sizes.chosen, progress)
+        made.capture(sizes.chosen[-largest:], progress)
     except Exception as error:  # whatever a kernel raises that cannot be recorded
         sizes.failure = f"steps with prompts cannot be recorded: {describe_failure(error)}"
         logger.warning("steps with prompts run without CUDA graphs: %s", sizes.failure)
         if backend.spec.device.type == "cuda":  # a plan that was cut short left copies that no event stands for
             torch.cuda.synchronize(backend.spec.device)
         return None
-    sizes.chosen = made.sizes
+    if not largest:
+        sizes.chosen = made.sizes
     return made if made.sizes else None
