@@ -105,8 +105,10 @@ def unpack(folder: Path) -> str:
     if not present("flashinfer_python-0"):
         with tarfile.open(folder / "flashinfer.tar.xz") as archive:
             archive.extractall(site, filter="data")
-    packages = [str(ROOT / folder) for folder in ("common", "index", "worker", "router", "operator", "cli", ".")]
-    return ":".join([*packages, str(site)])
+    packages = [str(ROOT / folder) for folder in ("common", "index", "worker", "router", "operator", "cli")]
+    # As images have it: else each start compiles a thousand modules, where the environment forbids to keep what is compiled.
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site), *packages], check=False, stdout=subprocess.DEVNULL)
+    return ":".join([*packages, str(ROOT), str(site)])
 
 
 def present(wheel: str) -> bool:

@@ -7,6 +7,7 @@ with 0. It exits with 1 if a check fails. `--bundle` provides the packages that 
 
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -22,26 +23,30 @@ if TYPE_CHECKING:
 SECONDS = 460.0
 """Time limit of all stages together. With the start this is under eight minutes."""
 ON_REQUEST = (
+    "structured",
     "kernel_busy_time",
     "prompt_arrival",
+    "piecewise",
+    "drafts",
+    "overlap",
+    "lora",
     "transformers_batching",
     "worker_start",
-    "overlap",
-    "piecewise",
-    "lora",
     "quantized",
     "int4_layers",
     "experts",
-    "drafts",
     "groups",
     "latents",
     "ranks",
 )
 """Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
 
-`--only targets` runs all of them after the kernels are compiled.
+`--only targets` runs all of them after the kernels are compiled, `--only points` the most valuable ones within ten minutes.
 """
-GROUPS = {"targets": ("compilers", "compiled", *ON_REQUEST)}
+POINTS = ("headline", "structured", "drafts", "prompt_arrival", "worker_start", "int4_layers", "experts", "quantized")
+"""Stages whose bars decide whether the worker is as fast as its device allows, one or two of each part of it, beside `sampling`."""
+GROUPS = {"points": ("compilers", "sampling", "compiled", *POINTS), "targets": ("compilers", "compiled", *ON_REQUEST)}
+"""Each group's stages run in this order, and share the time by their limits."""
 FIRST = {"compilers": 5.0, "sampling": 35.0, "greedy": 20.0, "compiled": 55.0, "attention": 15.0, "headline": 50.0}
 """Stages of the first three minutes of a run of all stages, with their seconds at most. The others share the rest by their own limits."""
 Rows = Iterator[dict[str, Any]]
@@ -64,7 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         default="",
-        help=f"stages, comma-separated, each with all of its rows (default: all stages; `targets`: {', '.join(ON_REQUEST)})",
+        help=f"stages, comma-separated, each with all of its rows (default: all stages; `points`: {', '.join(POINTS)}; "
+        f"`targets`: {', '.join(ON_REQUEST)})",
     )
     parser.add_argument("--compare", action="store_true", help="serve the same model with vLLM and SGLang too, if they are installed")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of all stages together (default: %(default)s)")
@@ -77,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     # FlashInfer calls ninja by its name, which may be installed beside the interpreter alone.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of a time limit from outside
     import torch
 
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -112,10 +119,13 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
         raise SystemExit(
             f"gpu-check: no stage is called {', '.join(sorted(unknown))}: choose from {', '.join(name for name, _, _ in known)}"
         )
+    ordered = [*dict.fromkeys(stage for name in named for stage in GROUPS.get(name, ())), *(name for name, _, _ in known)]
+    known.sort(key=lambda one: ordered.index(one[0]))
+    shares = not wanted or bool(GROUPS.keys() & set(named))
     try:
         chosen = [one for one in known if one[0] in wanted] if wanted else [one for one in known if compares or one[0] != "compare"]
         for place, (name, bound, stage) in enumerate(chosen):
-            if not wanted:
+            if shares:
                 bound = seconds_for((name, bound, stage), chosen[place + 1 :], device.left())
             if device.left() < 5:
                 report.end(name, "skipped: no time was left")
@@ -169,6 +179,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         sampling,
         serving,
         step_time,
+        structured,
         transformers_batching,
         transformers_match,
         worker_start,
@@ -218,6 +229,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         ("attention", 70, attended),
         ("headline", 90, lambda: headline.measure(device, kit)),
         ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
+        ("structured", 40, lambda: structured.measure(device, kit)),
         ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
         ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),
         ("piecewise", 60, lambda: piecewise.measure(device, kit)),

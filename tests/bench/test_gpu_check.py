@@ -16,7 +16,7 @@ import torch
 from bench.common import report as report_module
 from bench.gpu import bundle, compile, interpreter, roofline
 from bench.gpu import check as gpu_check
-from bench.gpu.check import FIRST, SECONDS, carry_out, main, seconds_for, stages
+from bench.gpu.check import FIRST, GROUPS, POINTS, SECONDS, carry_out, main, seconds_for, stages
 from bench.gpu.device import Device
 from bench.gpu.loop import Loop
 from bench.gpu.models.low_bit_weights import by_token
@@ -31,7 +31,7 @@ from fairlead_worker.scheduler.request import lease_of
 __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching")
 """Results that need no check."""
-BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap", "groups", "latents")
+BARRED = (*POINTS, "kernel_busy_time", "transformers_batching", "overlap", "groups", "latents")
 STAGES = tuple(name for name, _, _ in stages(Device(torch.device("cpu"), True, 0.0), []))
 ROOFLINES = tuple(name for name in STAGES if name not in ("sampling", "greedy", "attention", "logits", "memory", "ranks", "compare"))
 """Stages whose figures stand beside what the device allows. The others check results, or need a second GPU or another server."""
@@ -190,6 +190,16 @@ def test_a_stage_that_overruns_is_stopped_and_the_rest_goes_on(monkeypatch: pyte
 
 def test_the_first_three_minutes_have_correctness_and_the_headline_figures() -> None:
     assert STAGES[:4] == ("sampling", "greedy", "attention", "headline") and sum(FIRST.values()) <= 180
+
+
+def test_the_points_are_settled_in_ten_minutes_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if each stage takes all of its limit."""
+    ran, known = list[str](), stages(Device(torch.device("cpu"), True, 0.0), [])
+    assert sum(FIRST.get(name, most) for name, most, _ in known if name in GROUPS["points"]) <= 600
+    monkeypatch.setattr(gpu_check, "stages", lambda *_: [*known])
+    monkeypatch.setattr(gpu_check, "carry_out", lambda report, name, seconds, stage: ran.append(name))
+    gpu_check.run("cpu", tmp_path, "points", 60)
+    assert ran == [name for name in GROUPS["points"] if name not in ("compilers", "compiled")]
 
 
 def test_all_stages_together_keep_the_limit_and_inherit_unused_time() -> None:

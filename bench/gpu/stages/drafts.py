@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu.device import Device
+from bench.gpu.report import beside
 from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import PAGE, Kit
 from fairlead_worker.execution.draft import Drafter
@@ -45,7 +46,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         what = f"{LENGTH} draft tokens for {rows} rows at a context of {context}"
         row = {"what": what, "ok": drafts[0] == drafts[1], "ms": times[0], "ms_read_by_host": times[1], "graphs": runner.graphs is not None}
         moved, flops = decode_work(shape, rows, context + LENGTH / 2)
-        yield beside_roofline(row, rates, (LENGTH * moved, LENGTH * flops), times[0] / 1e3)
+        yield beside(beside_roofline(row, rates, (LENGTH * moved, LENGTH * flops), times[0] / 1e3), "of_roofline", least=0.75)
 
 
 def read(drafter: Drafter, plan: StepPlan) -> StepPlan:

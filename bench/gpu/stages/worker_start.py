@@ -3,6 +3,9 @@
 A start has no roofline: compilers, recording and processes take most of it. The 64 streams have one.
 """
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +36,17 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         for what, flags in WAYS[:1] if device.tiny else WAYS:
             try:
                 with worker(device, model, *flags) as served:
-                    yield beside({"what": f"start, {what}", "seconds": served.seconds, **served.row}, "seconds", most=30)
+                    yield beside({"what": f"start, {what}", "seconds": served.seconds, **served.row}, "seconds", most=20)
+                    yield beside({"what": f"imports, {what}", "seconds": served.row["imports_s"]}, "seconds", most=4)
                     yield ask(served.url, model.name, shape, rates, streams, prompt, new) | {"with": what}
             except Exception as error:  # whatever it dies of: the other flags may tell something yet
                 yield {"what": f"start, {what}", "ok": False, "said": str(error)[-600:]}
+    yield {"what": "the slowest imports of the engine", "ms": slowest_imports()}
+
+
+def slowest_imports(count: int = 12) -> dict[str, float]:
+    """Return the modules of the engine that take the most milliseconds, without those that they import (`python -X importtime`)."""
+    script = "from fairlead_worker.model.lean import import_transformers as run; run(); import fairlead_worker.execution.runner_builder"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", script], check=True, capture_output=True, text=True)
+    found = {name: int(spent) / 1e3 for spent, name in re.findall(r"^import time: +(\d+) \| +\d+ \| +(\S+)$", done.stderr, re.M)}
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:count])

@@ -8,6 +8,7 @@ import torch
 from bench.gpu import interpreter
 from bench.gpu.device import Device
 from bench.gpu.models.low_bit_weights import narrow_experts
+from bench.gpu.report import beside
 from bench.gpu.roofline import beside_roofline, rates_of
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fused.experts import GroupedExperts
@@ -65,7 +66,8 @@ def measure(device: Device) -> Iterator[dict[str, Any]]:
             before = before or taken
             work = _work(given, 3 * inner * width, each, faster)
             row = {"what": f"{tokens} tokens, {name}", "ms": taken * 1e3, "of_bfloat16": taken / before}
-            yield beside_roofline(row, rates, work, taken)
+            row = beside_roofline(row, rates, work, taken)
+            yield beside(row, "of_bfloat16", most=1.0) if "MXFP4" in name else row
 
 
 def _plain_rounder(device: torch.device, blocks: bool) -> Rounder:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from bench.gpu.device import Device
+from bench.gpu.report import beside
 from bench.gpu.roofline import Rates, beside_roofline, rates_of
 from fairlead_worker.model.lowbit.int4 import FEW, MANY, Int4Linear, int4_linear, int4_problem, pack, tiles_of
 
@@ -94,8 +95,9 @@ def times(device: Device, name: str, sizes: tuple[int, int], counts: tuple[int, 
         plain = device.kernel_seconds([partial(functional.linear, rows, each) for each in wide], 10)
         used = device.kernel_seconds([partial(each, rows) for each in layers], 10)
         work = (layer.weight.nbytes + layer.pairs.nbytes + 2 * count * (inputs + outputs), 2 * count * inputs * outputs)
-        row = {"what": f"{name}, {count} rows", "used_ms": 1e3 * used, "bfloat16_ms": 1e3 * plain}
-        yield beside_roofline(row | {f"{way}_ms": each for way, each in found.items()}, rates, work, used)
+        row = {"what": f"{name} in 4 bits, {count} rows", "used_ms": 1e3 * used, "bfloat16_ms": 1e3 * plain, "of_bfloat16": used / plain}
+        row = beside_roofline(row | {f"{way}_ms": each for way, each in found.items()}, rates, work, used)
+        yield beside(row, "of_bfloat16", most=1.0)
     yield {"what": f"{name}, the fastest way by rows", "fastest": fastest, "in_use": f"torch to {FEW}, triton to {MANY}, then widened"}
 
 

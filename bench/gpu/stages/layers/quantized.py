@@ -17,6 +17,7 @@ from bench.gpu.device import Device, median
 from bench.gpu.model import SHAPES, saved, scheduler_for, submit, weight_bytes
 from bench.gpu.models.awq_checkpoint import AWQ, save_awq
 from bench.gpu.models.low_bit_weights import Explicit, Narrow, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
+from bench.gpu.report import beside
 from bench.gpu.roofline import Rates, decode_work, prefill_work, rates_of
 from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
@@ -267,7 +268,8 @@ def _in_turns(
     off, on = (median(found) for found in times.values())
     row = {"what": f"{list(ways)[1]}, {what}", "bfloat16_tokens_per_s": tokens / off, "tokens_per_s": tokens / on, "worth": off / on}
     shares = base.rates.share(work, off), base.rates.share(_narrow_work(base, layers, tokens, work), on)
-    return row | dict(zip(("bfloat16_of_roofline", "of_roofline"), shares, strict=True))
+    row |= dict(zip(("bfloat16_of_roofline", "of_roofline"), shares, strict=True))
+    return beside(row, "worth", least=1.5) if what.startswith("a chunk") and "fp8" in ways else row
 
 
 def _narrow_work(base: Base, layers: Mapping[str, Narrow], tokens: int, work: tuple[float, float]) -> tuple[float, float]:
