@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SECONDS = 460.0
 """Time limit of all stages together. With the start this is under eight minutes."""
 ON_REQUEST = (
+    "fused_sampling",
     "kernel_busy_time",
     "prompt_arrival",
     "transformers_batching",
@@ -182,7 +183,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         flashinfer = importlib.util.find_spec("flashinfer")
         yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
         if flashinfer is not None:
-            builds.append(compile.start([*compile.KINDS, *compile.LAYERS]))
+            builds.append(compile.start([*compile.KINDS, *compile.FUSED]))
 
     def compiled() -> Rows:
         kinds.clear()
@@ -217,7 +218,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         *then,
         ("attention", 70, attended),
         ("headline", 90, lambda: headline.measure(device, kit)),
-        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
+        ("fused_sampling", 30, lambda: sampling.check_fused(device)),
         ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
         ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),
         ("piecewise", 60, lambda: piecewise.measure(device, kit)),

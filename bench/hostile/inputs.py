@@ -30,6 +30,8 @@ class Kind:
     """Create a batch of each file that was uploaded."""
     disconnects: bool = False
     """Close the connection as soon as a request is sent."""
+    connections: int = 0
+    """Hostile connections, instead of those of `--connections`."""
     computes: bool = False
     """Send nothing: two processes that are no part of Fairlead compute beside it."""
 
@@ -138,6 +140,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("empty messages", lambda _: [raw(CHAT, f'"messages":[{repeat(_USER)}]')]),
     Kind("many prompts", lambda _: [post(COMPLETIONS, {"prompt": ["x " * 3000] * count, "max_tokens": 1}) for count in (1000, 1300)]),
     Kind("short prompts", lambda _: [post(COMPLETIONS, {"prompt": ["a"] * 240, "max_tokens": 1})]),
+    Kind("many connections", lambda _: [post(COMPLETIONS, _SMALL)], connections=512),
     Kind("punctuation", lambda _: [raw(COMPLETIONS, f'"prompt":"{repeat("! ?", separator="")}"')]),
     Kind("dense text", lambda _: [raw(COMPLETIONS, f'"max_tokens":1,"prompt":"{repeat("! ?", 250_000, separator="")}"')]),
     Kind("dense text that fits", lambda draw: [post(COMPLETIONS, _SMALL | {"prompt": _marks(draw, 4000)}) for _ in range(50)]),

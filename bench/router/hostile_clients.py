@@ -194,7 +194,7 @@ def measure(kind: Kind, address: str, worker: Process, redis: str, options: argp
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlead-hostile-")))
         front = stack.enter_context(Front(folder, address, redis, kind.name.replace(" ", "-"), has_batches=kind.target == "batch"))
-        attack = stack.enter_context(attacking(kind, front.port, options.connections, options.seed))
+        attack = stack.enter_context(attacking(kind, front.port, kind.connections or options.connections, options.seed))
         end = stack.enter_context(watching(front.port, front.batch_port))
         pid = front.processes[kind.target].pid
         cost = front.tokens_left() - front.tokens_left()

@@ -43,7 +43,7 @@ class RouterServer:
         self.router = Router(config)
         self._config = config
         self._certificate = self._load_certificate()
-        self._limiter = ConnectionLimiter(config, _flag)
+        self._limiter = ConnectionLimiter(config, _flag, self.router.handler.keys.tenant_of)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
         self._admin_limiter = ConnectionLimiter(config, _flag)

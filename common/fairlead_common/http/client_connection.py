@@ -196,7 +196,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
         else:
-            self._limiter.schedule(self._resume)
+            self._loop.call_soon(self._resume)
 
     # httptools
 
@@ -319,6 +319,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         try:
+            await self._limiter.take_turn(request.headers)
             await self._app(request, reply)
         except Exception:
             logger.exception("%s %r: internal error", request.method, request.path[:200])
@@ -334,9 +335,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return  # refused, or closed
         if not reply.can_keep_alive or not request.keep_alive or self._closing:
             self._transport.close()  # a truncated answer ends with its connection
-        elif self._next is not None:
-            self._limiter.schedule(self._resume)
-        elif self._reading and self._write_paused_at is None and not self._unparsed:
+        elif self._next is None and self._reading and self._write_paused_at is None and not self._unparsed:
             self._limiter.mark_idle(self)
         else:
             self._resume()

@@ -1,4 +1,4 @@
-"""Limits on connections: their number, and how long each may take to send a request (slow loris).
+"""Limits on connections: their number, how long each may take to send a request (slow loris), and whose request starts next.
 
 Each connection reports its events. One check per second closes overdue connections, so that a request needs no timer.
 """
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol
 
+from fairlead_common.http.response import Headers
+
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
 """Of a request: bytes of its first line and headers, and their number."""
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
-STARTS_PER_PASS = 8
-"""Pipelined requests that start in one iteration of the event loop. Without a limit, thousands of clients make one last seconds."""
+STARTS_PER_PASS = 4
+"""Requests that start in one iteration of the event loop. Without a limit, the requests of thousands of connections make one last seconds."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 
@@ -46,15 +48,22 @@ class LimitedConnection(Protocol):
 class ConnectionLimiter:
     """Tracks every connection of a server."""
 
-    def __init__(self, limits: Limits, setting: Callable[[str], str]) -> None:
-        """`setting`: returns how a user writes a limit of this name, such as `--max-connections`."""
+    def __init__(self, limits: Limits, setting: Callable[[str], str], client_of: Callable[[Headers], str] = lambda headers: "") -> None:
+        """`setting`: returns how a user writes a limit of this name, such as `--max-connections`.
+
+        `client_of`: returns the client that the headers of a request name; clients take turns.
+        """
         self.setting = setting
+        self._client_of = client_of
         self.max_connections = limits.max_connections
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
         self._open: set[LimitedConnection] = set()
         self._idle: dict[LimitedConnection, None] = {}
         """Connections without a request, the longest idle first."""
-        self._starts: deque[Callable[[], None]] = deque()
+        self._started = 0
+        """Requests that started in this iteration of the event loop."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Turns of requests that start in later iterations, by client: the client that is next first."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -101,19 +110,34 @@ class ConnectionLimiter:
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None
 
-    def schedule(self, start: Callable[[], None]) -> None:
-        """Call `start`, which starts a pipelined request, soon and in turn with those of other connections."""
-        if not self._starts:
-            asyncio.get_running_loop().call_soon(self._run_starts)
-        self._starts.append(start)
+    async def take_turn(self, headers: Headers) -> None:
+        """Return when the request with these headers may start: at once, unless STARTS_PER_PASS others start in this iteration.
 
-    def _run_starts(self) -> None:
-        try:
-            for _ in range(min(STARTS_PER_PASS, len(self._starts))):
-                self._starts.popleft()()
-        finally:  # a failed start must not block the others
-            if self._starts:
-                asyncio.get_running_loop().call_soon(self._run_starts)
+        Then clients take turns. One with hundreds of connections delays another's request by one of its own, not by hundreds.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._started:
+            loop.call_soon(self._end_pass)
+        if self._started < STARTS_PER_PASS:
+            self._started += 1
+            return
+        turn = loop.create_future()
+        self._waiting.setdefault(self._client_of(headers), deque()).append(turn)
+        await turn
+
+    def _end_pass(self) -> None:
+        self._started = 0
+        while self._waiting and self._started < STARTS_PER_PASS:
+            client = next(iter(self._waiting))
+            turns = self._waiting.pop(client)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():  # its client has gone
+                turn.set_result(None)
+                self._started += 1
+        if self._started:
+            asyncio.get_running_loop().call_soon(self._end_pass)
 
     def close_overdue(self, now: float) -> None:
         """Time out overdue connections. Call it about once a second."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairlead_common.truncate import quote
-from fairlead_router.errors import ApiError, unavailable
+from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.file_follower import FileFollower
 from fairlead_router.metrics import Metrics
 from fairlead_router.supervision import stop_tasks, supervise
-from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileError, digest, read_keys
+from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileError, digest, read_credential, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,11 @@ class KeyStore:
     def find(self, key_digest: bytes) -> Caller | None:
         """Return the caller of the key with this digest; None if there is none."""
         return self._callers().get(key_digest)
+
+    def tenant_of(self, headers: Headers) -> str:
+        """Return the tenant of a request; "" without a known key."""
+        found = self.find(digest(read_credential(headers)))
+        return found.tenant.name if found is not None else ""
 
     def act_for(self, tenant: str) -> Caller:
         """Return the caller for a tenant's batches, which go after all its other requests. Raises ApiError 403 for an unknown tenant."""

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.fair_slots import FairSlots
+from fairlead_common.http.response import Headers
 from fairlead_common.protocols.paths import COMPUTED, COUNT_TOKENS, INVOCATIONS, MESSAGES, RESPONSES, TOKENIZED
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_common.truncate import quote
@@ -46,6 +47,11 @@ Handler = Callable[[Worker, "RequestContext"], Awaitable[None]]
 
 class ClientGone(Exception):
     """The client closed the connection."""
+
+
+def tenant_of(headers: Headers) -> str:
+    """Return the tenant that the router names; "" without one."""
+    return dict(headers).get(TENANT, b"").decode("latin-1")
 
 
 class RequestContext:

@@ -26,6 +26,7 @@ from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.index_publisher import IndexPublisher
 from fairlead_worker.api.front.wrap import wrap
+from fairlead_worker.api.http import tenant_of
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.routes.apis import Part
@@ -94,7 +95,7 @@ class Port:
     def __init__(self, worker: Worker, listener: socket.socket, part: Part, tracer: Tracer | None) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
-        self._limiter = ConnectionLimiter(worker.config.limits, lambda name: f"--limits {name}")
+        self._limiter = ConnectionLimiter(worker.config.limits, lambda name: f"--limits {name}", tenant_of)
         self._connections: set[ClientConnection] = set()
         self._listener = listener
         app = wrap(build(worker, part), worker.config, tracer, part)
