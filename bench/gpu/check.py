@@ -24,6 +24,7 @@ SECONDS = 460.0
 """Time limit of all stages together. With the start this is under eight minutes."""
 ON_REQUEST = (
     "structured",
+    "fused_sampling",
     "kernel_busy_time",
     "prompt_arrival",
     "piecewise",
@@ -43,7 +44,7 @@ ON_REQUEST = (
 
 `--only targets` runs all of them after the kernels are compiled, `--only points` the most valuable ones within ten minutes.
 """
-POINTS = ("headline", "structured", "drafts", "prompt_arrival", "worker_start", "int4_layers", "experts", "quantized")
+POINTS = ("headline", "structured", "fused_sampling", "drafts", "prompt_arrival", "worker_start", "int4_layers", "experts", "quantized")
 """Stages whose bars decide whether the worker is as fast as its device allows, one or two of each part of it, beside `sampling`."""
 GROUPS = {"points": ("compilers", "sampling", "compiled", *POINTS), "targets": ("compilers", "compiled", *ON_REQUEST)}
 """Each group's stages run in this order, and share the time by their limits."""
@@ -193,7 +194,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         flashinfer = importlib.util.find_spec("flashinfer")
         yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
         if flashinfer is not None:
-            builds.append(compile.start([*compile.KINDS, *compile.LAYERS]))
+            builds.append(compile.start([*compile.KINDS, *compile.FUSED]))
 
     def compiled() -> Rows:
         kinds.clear()
@@ -228,7 +229,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         *then,
         ("attention", 70, attended),
         ("headline", 90, lambda: headline.measure(device, kit)),
-        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
+        ("fused_sampling", 30, lambda: sampling.check_fused(device)),
         ("structured", 40, lambda: structured.measure(device, kit)),
         ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
         ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),

@@ -38,8 +38,6 @@ module between prefill and decode (tensor cores); "single" adds the other decode
 "float8": KV in 8 bits."""
 
 FUSED = ("norm", "rope", "activation")
-LAYERS = (*FUSED, "top_k", "top_p")
-"""Of fused layers, and of sampling filters, which take minutes; as kinds too."""
 NEEDED = (*list(KINDS)[:4], "bf16-128-single", *FUSED)
 """Are waited for; the others, which compile at a lower priority, are used where they are there in time."""
 JOBS = 4
@@ -116,7 +114,7 @@ def build_kernels(kind: str) -> int:
     """Build and run the kernels of one kind, as the worker does at its start."""
     import torch
 
-    if kind in LAYERS:
+    if kind in FUSED:
         run_layer(kind, torch.device("cuda"))
         return 0
     from fairlead_worker.kernels.base import KVSpec
@@ -129,11 +127,10 @@ def build_kernels(kind: str) -> int:
 
 
 def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = None) -> None:
-    """Builds one of LAYERS and runs it on a few tokens. `flashinfer`: None: FlashInfer's. ValueError where it is not there."""
+    """Builds one of FUSED and runs it on a few tokens. `flashinfer`: None: FlashInfer's. ValueError where it is not there."""
     import torch
 
     from fairlead_worker.kernels.flashinfer_library import library
-    from fairlead_worker.sampling.device_filters import DeviceFilters
 
     kernels: Any = flashinfer or library()
     if kernels is None:
@@ -145,10 +142,6 @@ def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = 
         case "rope":
             table = torch.ones(2, 64, device=device)
             kernels.apply_rope_with_cos_sin_cache_inplace(torch.arange(2, device=device), rows, rows.clone(), 64, table)
-        case "top_k":
-            DeviceFilters(kernels).likeliest(rows.float(), 64)
-        case "top_p":
-            DeviceFilters(kernels).keep_top_p(rows.float().softmax(1), torch.ones(2, device=device))
         case _:
             kernels.silu_and_mul(rows)
 

@@ -4,10 +4,16 @@ Takes the place of the module in `FlashInferBackend`, so that what we hand to Fl
 CPU. It refuses what the real kernels refuse. Written from FlashInfer's documentation of its arguments, not from the reference backend.
 """
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import torch
+
+from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.sampling.filters import keep_sorted
+from fairlead_worker.sampling.masks import unpack
 
 HEAD_DIMS = (64, 128, 256)
 FLOAT8 = torch.float8_e4m3fn
@@ -404,20 +410,32 @@ def apply_rope_with_cos_sin_cache_inplace(
         heads[..., half : 2 * half] = right * cosines + left * sines
 
 
-def top_k(
-    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0, dsa_graph_safe: bool = False
+def choose_tokens(
+    logits: torch.Tensor, parameters: torch.Tensor, ids: torch.Tensor, numbers: torch.Tensor, words: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    assert input.dim() == 2 and input.is_contiguous() and input.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    assert 0 < k <= input.shape[1] and sorted and deterministic and tie_break == 1, "the only mode with an order of its own"
-    values, indices = torch.sort(input, dim=1, descending=True, stable=True)
-    return values[:, :k].contiguous(), indices[:, :k].contiguous()
-
-
-def top_p_renorm_probs(probs: torch.Tensor, top_p: torch.Tensor | float, is_deterministic: bool = False) -> torch.Tensor:
-    assert probs.dim() == 2 and probs.is_contiguous() and probs.dtype == torch.float32
-    assert isinstance(top_p, torch.Tensor) and top_p.shape == probs.shape[:1] and top_p.dtype == torch.float32
-    ordered = probs.sort(1, descending=True).values
-    reached = ordered.double().cumsum(1)
-    last = (reached < top_p[:, None] * reached[:, -1:]).sum(1, keepdim=True).clamp_(max=probs.shape[1] - 1)
-    kept = torch.where(probs >= ordered.gather(1, last), probs, 0.0)  # with every probability that equals the last one
-    return kept / kept.sum(1, keepdim=True)
+    """Not FlashInfer's: `sampling.fused.Launch`, row by row with a sort."""
+    assert parameters.shape == (len(logits), 14) and parameters.dtype == torch.float64 and ids.dtype == words.dtype == torch.int32
+    assert ids.shape == numbers.shape and numbers.dtype == torch.float32
+    tokens, dead = torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(words), dtype=torch.bool)
+    for row, settings in enumerate(parameters.tolist()):
+        temperature, top_k, top_p, least, repetition, frequency, presence, noise = settings[:8]
+        edits = [(ids[begin:end].long(), numbers[begin:end]) for begin, end in pairwise(map(int, settings[8:13]))]
+        left = logits[row].to(torch.float32, copy=True)
+        left[edits[0][0]] += edits[0][1]
+        history, counts = edits[1]
+        seen = left[history]
+        left[history] = torch.where(seen > 0, seen / repetition, seen * repetition) - frequency * counts - presence * (counts > 0)
+        left[edits[2][0]] = -torch.inf
+        if (mask := int(settings[13])) >= 0:
+            left[~unpack(words[mask : mask + 1].numpy().view(np.uint32), len(left), left.device)[0]] = -torch.inf
+            dead[mask] = left.amax() == -torch.inf
+        worded = left.index_fill(0, edits[3][0], -torch.inf)
+        left = left if worded.amax() == -torch.inf else worded
+        if temperature == 0:
+            tokens[row] = left.argmax()
+            continue
+        scaled = (left - left.amax())[None] / temperature
+        sampling = Sampling(max_tokens=1, top_k=int(top_k), top_p=top_p, min_p=math.exp(least))
+        cumulative = keep_sorted(scaled, [sampling])[0].softmax(0, dtype=torch.float64).cumsum(0)
+        tokens[row] = torch.searchsorted(cumulative, noise * cumulative[-1], right=True).clamp_(max=len(left) - 1)
+    return tokens, dead

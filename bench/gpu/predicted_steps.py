@@ -56,6 +56,8 @@ class Hardware:
     """Assumed time of the shortest sum over ranks by NCCL."""
     push_seconds: float
     """Assumed time of the shortest sum over ranks with a norm, in which each rank writes to all others."""
+    instructions_per_second: float
+    """Of all threads: 132 multiprocessors start 128 instructions a clock."""
     launch_seconds: float
     """Assumed time of the host for one launch from Python, with the code of transformers and torch around it."""
 
@@ -70,6 +72,7 @@ H200 = Hardware(
     kernel_seconds=2e-6,
     sum_seconds=10e-6,
     push_seconds=7e-6,
+    instructions_per_second=132 * 128 * 1.755e9,
     launch_seconds=25e-6,
 )
 """Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
@@ -77,6 +80,8 @@ HARDWARE = {"H200": H200, "H100": replace(H200, bytes_per_second=3.35e12)}
 """By NVIDIA's data sheets the H100 SXM differs in its memory only."""
 INT4_CACHE = 9 / 64
 """Bytes of the L2 cache for a FLOP of torch's int4 kernel (`lowbit.int4.ROWS`): 4.5 bytes of a weight for 16 rows, which are 32 FLOPs."""
+SAMPLING = (11.8, 24.9)
+"""Instructions for each logit in the two passes of `sampling.kernel`, in its machine code for sm_90a without edits and masks."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,16 @@ def kernel_seconds(kernel: Kernel, hardware: Hardware, ranks: int) -> float:
     peak = hardware.flops_per_second.get(kernel.dtype or "bfloat16", hardware.flops_per_second["bfloat16"])
     cached = kernel.flops * INT4_CACHE / hardware.cache_bytes_per_second if kernel.dtype == "int4" else 0.0
     return max(hardware.kernel_seconds, moving, cached, kernel.flops / (peak * hardware.reached_flops))
+
+
+def sampling_seconds(rows: int, vocabulary: int, passes: int, hardware: Hardware = H200) -> float:
+    """Return the predicted time of the sampling kernel. passes: over logits in bfloat16, 1 without a filter, else at most 2.
+
+    A pass reads the logits from memory or starts its instructions, whichever takes longer. No pass is taken to be in the L2 cache.
+    """
+    moving = 2 * rows * vocabulary / (hardware.bytes_per_second * hardware.reached_bytes)
+    each = (max(moving, rows * vocabulary * count / hardware.instructions_per_second) for count in SAMPLING[:passes])
+    return hardware.kernel_seconds + sum(each)
 
 
 def predict(model: str, step: str, record: Record, ranks: int, hardware: Hardware = H200) -> Prediction:

@@ -285,7 +285,7 @@ def test_exactly_the_kernels_that_the_stages_use_are_compiled() -> None:
     heads = {kind: compile.layer(kind) for kind in compile.KINDS}
     assert heads["bf16-128"].heads // heads["bf16-128"].kv_heads >= 4, "an 8B model's group: its decodes share the prefill's module"
     assert {compile.kernels(kind) for kind in compile.KINDS} == {"fa2", "fa3"}
-    for kind in compile.LAYERS:
+    for kind in compile.FUSED:
         compile.run_layer(kind, torch.device("cpu"), interpreter)
 
 

@@ -33,7 +33,7 @@ from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.trial_text import Reference, TrialText
-from fairlead_worker.sampling.device_filters import DeviceFilters
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
@@ -116,7 +116,7 @@ def make_runner(
     backend = FlashInferBackend(spec, pages, library)  # type: ignore[arg-type]  # a stand-in
     with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place, *(() if group is None else (group.add,)))):
         runner = ModelRunner(loaded, backend)
-    runner.filters = DeviceFilters(library)  # type: ignore[arg-type]  # as above
+    runner.fused_sampler = FusedSampler(library.choose_tokens)  # type: ignore[attr-defined]  # as above
     return runner
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from bench.gpu import interpreter
-from tests.worker.cuda.tensors import CUDA, DeviceMode, DeviceTensor
+from tests.worker.cuda.tensors import DeviceMode, DeviceTensor
 
 SCHEDULE = 64
 """Bytes of a schedule."""
@@ -62,14 +62,8 @@ def make_library(mode: DeviceMode) -> Any:
 
         mode.kernel("append", store, (key, value, rows, positions, *kv, indices, indptr, last), {}, list(kv))
 
-    states = torch.zeros(64, dtype=torch.uint8, device=CUDA)
-    """What the thread blocks of `top_k` share, in memory that lives as long as the process."""
-
-    def top_k(input: torch.Tensor, k: int, **modes: Any) -> Any:
-        return mode.kernel("top_k", lambda input, _: interpreter.top_k(input, k, **modes), (input, states), {}, [states])
-
-    def top_p(probs: torch.Tensor, top_p: torch.Tensor, **modes: Any) -> Any:
-        return mode.kernel("top_p", lambda *parts: interpreter.top_p_renorm_probs(*parts, **modes), (probs, top_p), {})
+    def choose_tokens(logits: torch.Tensor, *parts: torch.Tensor) -> Any:
+        return mode.kernel("choose_tokens", interpreter.choose_tokens, (logits, *parts), {}, [logits])  # it edits logits and restores them
 
     def quantize_append(query: Any, key: Any, _: Any, __: Any, value: Any, *tables: Any, **settings: Any) -> None:
         angles, zeros, pages, *paging = tables
@@ -85,8 +79,7 @@ def make_library(mode: DeviceMode) -> Any:
         BatchPrefillWithPagedKVCacheWrapper=prefill,
         BatchDecodeWithPagedKVCacheWrapper=decode,
         append_paged_kv_cache=append,
-        top_k=top_k,
-        top_p_renorm_probs=top_p,
+        choose_tokens=choose_tokens,
         rope_quantize_fp8_append_paged_kv_cache=quantize_append,
     )
 

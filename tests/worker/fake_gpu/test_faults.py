@@ -76,8 +76,8 @@ def test_inputs_copied_from_pageable_memory(gpu: FakeGpu, monkeypatch: Patch) ->
 
 
 def test_rows_chosen_by_a_mask(gpu: FakeGpu, monkeypatch: Patch) -> None:
-    """`logits[mask]` calls `nonzero`, whose result the host needs for its shape."""
-    around(monkeypatch, sampler, "draw", lambda original, logits, *rest: (logits[logits[:, 0] > 0], original(logits, *rest))[1])
+    """`tokens[mask]` calls `nonzero`, whose result the host needs for its shape."""
+    around(monkeypatch, sampler, "force", lambda original, tokens, *rest: (tokens[tokens > 0], original(tokens, *rest))[1])
     assert any("by a mask" in wait.what for wait in waits_of(gpu))
 
 
@@ -86,7 +86,7 @@ def test_rows_chosen_by_a_mask(gpu: FakeGpu, monkeypatch: Patch) -> None:
 )
 def test_shapes_that_depend_on_values(gpu: FakeGpu, monkeypatch: Patch, call: Callable[[torch.Tensor], Any]) -> None:
     """Token counts of experts by `bincount`, their ids by `unique`, rows by `repeat_interleave` without an output size."""
-    around(monkeypatch, sampler, "largest", lambda original, logits: (call(original(logits)), original(logits))[1])
+    around(monkeypatch, sampler, "force", lambda original, tokens, *rest: (call(tokens), original(tokens, *rest))[1])
     assert any("shape depends on values" in wait.what for wait in waits_of(gpu))
 
 

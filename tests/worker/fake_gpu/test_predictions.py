@@ -1,7 +1,7 @@
 """The predicted steps follow from the counts, and the documentation shows those of this code."""
 
 import pytest
-from bench.gpu.predicted_steps import H200, HARDWARE, PAGE_FILE, kernel_seconds, predict, predictions, table
+from bench.gpu.predicted_steps import H200, HARDWARE, PAGE_FILE, kernel_seconds, predict, predictions, sampling_seconds, table
 from tests.worker.fake_gpu.device.record import Kernel, Record
 
 
@@ -22,6 +22,13 @@ def test_the_results_show_what_the_model_predicts_for_an_h100() -> None:
     shown = [row.split(" | ") for row in section.splitlines() if row.startswith(("| decode", "| prefill"))]
     assert [(row[0].removeprefix("| "), row[1]) for row in shown] == [(one.step, f"{one.step_ms:.2f}") for one in found]
     assert found[-1].device_ms > 1.3 * predictions("Llama 3.1 8B", (64,), ())[0].device_ms, "its memory is slower"
+
+
+def test_the_page_shows_the_times_of_sampling() -> None:
+    for vocabulary in (128_256, 151_936):
+        for gpu, hardware in HARDWARE.items():
+            times = " | ".join(f"{sampling_seconds(256, vocabulary, passes, hardware) * 1e6:.0f}" for passes in (1, 2))
+            assert f"| {vocabulary:,} | {gpu} | {times} |" in PAGE_FILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ STEP: dict[tuple[str, str], str] = {
     ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",
 }
 TORCH_FILTERS = {
-    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k and without FlashInfer: are its tokens among the 1,024 likeliest?"
+    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k and without the kernel: are its tokens among the 1,024 likeliest?"
 }
 SCORE = {
     ("copy to the host", "execution/scoring.py:_score_block"): "prompt log-probabilities go to the client",

@@ -11,18 +11,14 @@ import torch
 from bench.gpu import interpreter, kernels
 from bench.gpu.batches import packed
 
-from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.flashinfer_library import MODULES
 from fairlead_worker.kernels.paging import pad_rows, plan_pages
 from fairlead_worker.model.layers import mlp
-from fairlead_worker.sampling.device_filters import SMALLER_INDEX, DeviceFilters
-from fairlead_worker.sampling.draw import draw
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
-FILTERS = ("top_k", "top_p_renorm_probs")
 STORES = ("append_paged_kv_cache", "rope_quantize_fp8_append_paged_kv_cache", "append_paged_mla_kv_cache")
 PREFILL, DECODE, LATENTS = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"
 
@@ -42,7 +38,7 @@ class Recorder:
         self.MLAPlanMetadata = interpreter.MLAPlanMetadata
         for name in (PREFILL, DECODE, LATENTS):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
-        for name in (*STORES, *FILTERS):
+        for name in STORES:
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
 
     def _recorded(self, name: str, function):
@@ -75,9 +71,6 @@ def our_calls() -> list[Call]:
     latent.plan(step).attend(0, *(torch.randn(2, *shape).bfloat16() for shape in ((16, 576), (1, 576), (1, 512))))
     graph = replace(paging, lengths=torch.zeros_like(paging.lengths))
     latent.plan_graph(latent.graph_wrappers(graph), paging)
-    for setting in ({"top_k": 5}, {"top_p": 0.5}):
-        noise = torch.zeros(2, dtype=torch.float64)
-        draw(torch.randn(2, 700), [Sampling(max_tokens=1, **setting)] * 2, noise, DeviceFilters(recorder))  # type: ignore[arg-type]
     return recorder.calls
 
 
@@ -88,7 +81,6 @@ def test_all_that_is_used_is_called() -> None:
         DECODE,
         LATENTS,
         *STORES,
-        *FILTERS,
         *(f"{name}.{method}" for name in (PREFILL, DECODE, LATENTS) for method in ("plan", "run")),
     }
 
@@ -180,11 +172,7 @@ def test_the_kernels_have_the_head_sizes_that_we_count_on() -> None:
     assert all(f"case {dim}:" in cases for dim in interpreter.HEAD_DIMS)
 
 
-def test_of_equal_values_the_smaller_index_stays_in_the_mode_that_we_name() -> None:
-    assert f"SMALL = {SMALLER_INDEX}\n" in (source() / "topk.py").read_text()
-
-
-def test_the_image_compiles_what_fused_layers_and_sampling_call() -> None:
+def test_the_image_compiles_what_fused_layers_call() -> None:
     """A pod has no compiler: what is missing there is left unfused."""
     assert {f"{name}_and_mul" for name in prebuild.ACTIVATIONS} == set(mlp.KERNELS.values())
     jit = source() / "jit"

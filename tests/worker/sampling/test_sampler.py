@@ -55,7 +55,7 @@ SETTINGS = [
 def filtered(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     """What is left of each row, the dropped tokens at -inf: by the way that `draw` takes for it."""
     rows, left = widths(samplings, scaled.shape[1]), torch.full_like(scaled, float("nan"))
-    for some, width in ((rows.narrow, NARROW), (rows.wide + rows.nucleus, WIDE)):
+    for some, width in ((rows.narrow, NARROW), (rows.wide, WIDE)):
         if some:
             kept, ids, enough = keep_among(scaled[some], [samplings[i] for i in some], width)
             for i, values, tokens, fits in zip(some, kept, ids, enough, strict=True):

@@ -9,6 +9,7 @@ import torch
 from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.sampling.filters import WIDE
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -25,8 +26,8 @@ COSTLIEST_SAMPLING = Sampling(
     logprobs=20,
     seed=1,
 )
-"""A setting for everything whose memory grows with the vocabulary. With this top_k the vocabulary is sorted whatever the logits are, which
-takes more than the other ways to filter it."""
+"""A setting for everything whose memory grows with the vocabulary. With this top_k torch sorts the vocabulary whatever the logits are,
+which takes more than the other ways to filter it."""
 
 
 PROMPT = 8192
@@ -62,16 +63,22 @@ def middle_plan(tokens: int, context: int, page_size: int) -> StepPlan:
     return largest_plan(StepLimits(tokens, 0, min(context, (PROMPT + tokens) // 2)), page_size)
 
 
-def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
+def run_largest_step(
+    limits: StepLimits,
+    page_size: int,
+    logits_of: Callable[[StepPlan], torch.Tensor],
+    adapter: int = 0,
+    fused: FusedSampler | None = None,
+) -> None:
     """Run the forward pass of the largest plan and sample its tokens in the costliest way. Raises torch.OutOfMemoryError."""
     plan = largest_plan(limits, page_size, adapter)
-    sample_costliest(logits_of(plan))
+    sample_costliest(logits_of(plan), fused)
 
 
-def sample_costliest(logits: torch.Tensor) -> None:
+def sample_costliest(logits: torch.Tensor, fused: FusedSampler | None = None) -> None:
     """Sample a token of each row of logits [rows, vocabulary] in the way that takes most memory."""
     submit = Submit("", b"", COSTLIEST_SAMPLING, 0)
-    sample(logits, [Request(submit, array("I", [0, 1]), 1, number) for number in range(len(logits))])
+    sample(logits, [Request(submit, array("I", [0, 1]), 1, number) for number in range(len(logits))], fused=fused)
 
 
 def run_largest_draft(limits: StepLimits, requests: int, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor]) -> None:

@@ -114,7 +114,7 @@ class LaunchedStep:
         self._masks = None if grammars is None else grammars.masks(rows, plan.samples < len(plan.rows), watch(logits.device))
         requests = [row.request for row in rows]
         with torch.inference_mode():
-            tokens = choose(logits, requests, masks=self._masks, filters=owner.runner.filters)
+            tokens = choose(logits, requests, masks=self._masks, fused=owner.runner.fused_sampler)
             asked = gather_logprobs(logits, tokens, requests)
             # Copy with the tokens: a copy started at `read` would queue behind the next forward pass.
             self._logprobs = None if asked is None else asked.fetch(owner.stream.fetch)

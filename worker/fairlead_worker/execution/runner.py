@@ -26,7 +26,7 @@ from fairlead_worker.kernels.states import StatefulBackend
 from fairlead_worker.kernels.transfer import to_device, watch
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.sampling.device_filters import DeviceFilters
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import sample
@@ -71,8 +71,8 @@ class ModelRunner:
         """KV of the host tier; None without a host tier."""
         self.drafter = drafter
         """The draft model; None without one."""
-        self.filters: DeviceFilters | None = None
-        """Kernels for top_k and top_p; None: torch."""
+        self.fused_sampler: FusedSampler | None = None
+        """Samples with one kernel; None: torch samples."""
         self.grammars = grammars
         """None: no request has a grammar."""
         self.graphs: GraphedDecodes | None = None
@@ -151,8 +151,8 @@ class ModelRunner:
         self, logits: torch.Tensor, rows: list[Row], drafted: bool, masks: Masks | None
     ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
         if drafted:
-            return verify(logits, rows, masks, self.filters)
-        tokens, logprobs = sample(logits, [row.request for row in rows], masks=masks, filters=self.filters)
+            return verify(logits, rows, masks, self.fused_sampler)
+        tokens, logprobs = sample(logits, [row.request for row in rows], masks=masks, fused=self.fused_sampler)
         return [[token] for token in tokens], logprobs
 
     def _run_with_states(

@@ -28,8 +28,9 @@ from fairlead_worker.kernels.states import StatefulBackend, StateStore, count_sl
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.sampling.device_filters import make_device_filters
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.sampling.trial import make_fused_sampler
 from fairlead_worker.scheduler.config import LEAST_CHUNK, SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.sharding.group import Group
@@ -113,6 +114,7 @@ class RunnerBuilder:
     _step_tokens: int = field(init=False, default=0)
     _chunk: int = field(init=False, default=0)
     _slots: StateSlots = field(init=False, default=StateSlots(0, 0, 0))
+    _fused_sampler: FusedSampler | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         loaded, steps = self.loaded, self.steps
@@ -132,6 +134,8 @@ class RunnerBuilder:
 
     def build(self) -> ModelRunner:
         """Return the runner. Raises ValueError if not even one page fits, or if the backend is unknown."""
+        if self.loaded.generates:
+            self._fused_sampler = make_fused_sampler(self.loaded.device, self.loaded.vocabulary_size, self.loaded.dtype)
         memory = self.memory or memory_of(self.loaded.device)
         room = self.kv_cache_bytes
         if not self.kv_pages and not room and self.steps is not None and memory is not None:
@@ -153,7 +157,7 @@ class RunnerBuilder:
             limits = StepLimits.from_config(limited, self.page_size)
             trial = ModelRunner(self.loaded, self._make_trial_backend(), adapters=self.adapters)
             with nullcontext(0) if self.adapters is None else self.adapters.profile_adapter() as adapter:
-                run_largest_step(limits, self.page_size, trial.logits, adapter)
+                run_largest_step(limits, self.page_size, trial.logits, adapter, self._fused_sampler)
             if self.draft is not None and self._draft_spec is not None:
                 drafting = ModelRunner(self.draft, self._make_backend(self._draft_spec, 1, no_progress), self.native_decoder)
                 run_largest_draft(limits, limited.max_num_seqs, self.page_size, drafting.logits)
@@ -292,8 +296,7 @@ class RunnerBuilder:
         if self.loaded.states:
             runner.kv_groups = describe_states(self._spec, self._slots)
         runner.step_tokens, runner.chunk_tokens = self._step_tokens, self._chunk
-        if isinstance(attention, FlashInferBackend):
-            runner.filters = make_device_filters(self.loaded.device)
+        runner.fused_sampler = self._fused_sampler
         return runner
 
     def _make_drafter(self, pages: int) -> Drafter | None:

@@ -21,7 +21,7 @@ import torch
 from fairlead_worker.kernels.base import FLOAT8
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS, LATENT, ROTATED
 
-PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling", "comm")))
+PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "comm")))
 CUDA_STUBS = Path("/usr/local/cuda/lib64/stubs")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """The activations of `layers.mlp.KERNELS`, by FlashInfer's module names."""
@@ -80,10 +80,10 @@ def modules(head_dims: list[int], dtypes: list[torch.dtype], hopper: bool) -> di
 
     These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the former again
     for KV in float8; those for latents; the kernel that stores KV (that for float8 is among rope's); the kernels of fused layers, with the
-    sum over ranks; and those of sampling filters. Soft caps occur with and without a window (Gemma 2).
+    sum over ranks. Soft caps occur with and without a window (Gemma 2).
     """
-    aot, page, norm, rope, activation, topk, sampling, comm = map(importlib.import_module, PARTS)
-    specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module(), topk.gen_topk_module(), sampling.gen_sampling_module()]
+    aot, page, norm, rope, activation, comm = map(importlib.import_module, PARTS)
+    specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module()]
     specs += [activation.gen_act_and_mul_module(name) for name in ACTIVATIONS]
     specs += [comm.gen_trtllm_comm_module()] if hopper else []
     specs += [aot.gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, LATENT, ROTATED, False) for dtype in dtypes]

@@ -18,7 +18,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     """
     vocabulary = logits.shape[1]
     rows = [row for row, request in enumerate(requests) if request.sampling.bad_words]
-    forbidden = [_forbidden_tokens(requests[row], ahead[row] if ahead else (), vocabulary) for row in rows]
+    forbidden = [forbidden_tokens(requests[row], ahead[row] if ahead else (), vocabulary) for row in rows]
     if not any(map(len, forbidden)):
         return logits
     kept = logits.index_put(index_of(rows, forbidden, logits.device), logits.new_full((), float("-inf")))
@@ -27,7 +27,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     return kept.index_put((at,), torch.where(none_left, logits[at], kept[at]))
 
 
-def _forbidden_tokens(request: Request, draft: Sequence[int], vocabulary: int) -> np.ndarray:
+def forbidden_tokens(request: Request, draft: Sequence[int], vocabulary: int) -> np.ndarray:
     """Return the words of one token, and the last tokens of the others whose other tokens end the output. The prompt does not count."""
     words = request.sampling.bad_words
     single = token_array(request, "bad words", (word[0] for word in words if len(word) == 1), vocabulary)

@@ -12,15 +12,13 @@ import torch
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.sampling.blocks import invert, reduce_blocks, search_blocks, take_blocks
-from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
-from fairlead_worker.sampling.nucleus import draw_nucleus
 
 
-def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tensor, filters: DeviceFilters | None = None) -> torch.Tensor:
+def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tensor) -> torch.Tensor:
     """Draw tokens [rows] int64 from logits [rows, vocabulary] float32 with noise [rows] float64 in [0, 1).
 
-    `filters`: kernels of the device, with which the host never waits. Without them it waits for rows that have a top_p and no top_k.
+    On a device the host waits for rows that have a top_p and no top_k.
 
     If logits are NaN, or every token is forbidden, the result is some token of the vocabulary. An id outside it would fail the next
     step and with it every request.
@@ -33,18 +31,13 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tenso
     rows = widths(samplings, logits.shape[1])
     unsorted = list(rows.sorted)
     filtered: list[tuple[list[int], torch.Tensor]] = []
-    wide = rows.wide if filters is not None else sorted(rows.wide + rows.nucleus)
-    for some, width in ((rows.narrow, NARROW), (wide, WIDE)):
+    for some, width in ((rows.narrow, NARROW), (rows.wide, WIDE)):
         if some:
             index = to_device(some, logits.device)
-            likeliest = torch.topk if filters is None else filters.likeliest
-            kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width, likeliest)
+            kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width)
             tokens[index] = _among(kept, ids, noise[index])
             if any(not 0 < samplings[i].top_k <= width for i in some):  # top_k itself guarantees that no more tokens can stay
                 filtered.append((some, enough))
-    if rows.nucleus and filters is not None:
-        index = to_device(rows.nucleus, logits.device)
-        tokens[index] = draw_nucleus(_take(scaled, index), [samplings[i] for i in rows.nucleus], noise[index], filters)
     if rows.whole:
         index = to_device(rows.whole, logits.device)
         tokens[index] = _search(drop_unlikely(_take(scaled, index), [samplings[i] for i in rows.whole]), noise[index])

@@ -2,11 +2,10 @@
 
 A filter nearly always leaves a few tokens of the vocabulary, so only a row's largest logits are sorted: 64 of them if top_k
 guarantees that no more can stay, else 1,024. A row whose top_p needs more than these is sorted whole. The choice depends on the row
-alone, so that its result does not depend on the other rows. On a GPU with FlashInfer, rows with top_p alone are not sorted at all
-(`nucleus.py`).
+alone, so that its result does not depend on the other rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +23,6 @@ class Widths:
 
     narrow: list[int]
     wide: list[int]
-    nucleus: list[int]
-    """top_p and no top_k: how many tokens stay depends on the logits."""
     sorted: list[int]
     """top_k is more than WIDE, so a full sort is certain."""
     whole: list[int]
@@ -34,28 +31,20 @@ class Widths:
 
 def widths(samplings: Sequence[Sampling], vocabulary: int) -> Widths:
     """Sort rows into widths."""
-    rows = Widths([], [], [], [], [])
+    rows = Widths([], [], [], [])
     for i, s in enumerate(samplings):
         if 0 < s.top_k <= NARROW:
             rows.narrow.append(i)
         elif WIDE < s.top_k < vocabulary:
             rows.sorted.append(i)
-        elif 0 < s.top_k < vocabulary:
+        elif 0 < s.top_k < vocabulary or s.top_p < 1.0:
             rows.wide.append(i)
-        elif s.top_p < 1.0:
-            rows.nucleus.append(i)
         else:
             rows.whole.append(i)
     return rows
 
 
-Likeliest = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""Returns the largest values of each row in descending order and their indices, like `torch.topk`."""
-
-
-def keep_among(
-    scaled: torch.Tensor, samplings: Sequence[Sampling], width: int, likeliest: Likeliest = torch.topk
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def keep_among(scaled: torch.Tensor, samplings: Sequence[Sampling], width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the `width` largest logits of each row, with dropped ones at -inf.
 
     scaled [rows, vocabulary]: logits after temperature, the largest of each row 0. Returns (logits [rows, width], tokens [rows,
@@ -63,7 +52,7 @@ def keep_among(
     """
     vocabulary, device = scaled.shape[1], scaled.device
     width = min(width, vocabulary)
-    ordered, tokens = likeliest(scaled, width)
+    ordered, tokens = torch.topk(scaled, width)
     kept = [s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings]
     top_k = to_device(kept, device)
     ordered = ordered.masked_fill(torch.arange(width, device=device) >= top_k[:, None], float("-inf"))
@@ -89,17 +78,11 @@ def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Te
 
 def drop_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     """Apply min_p in place: tokens below that share of the largest probability become -inf. A row's largest logit is 0, so it stays."""
-    unlikely = find_unlikely(scaled, samplings)
-    return scaled if unlikely is None else scaled.masked_fill_(unlikely, float("-inf"))
-
-
-def find_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor | None:
-    """Return which tokens min_p drops, as `drop_unlikely`; None if no row has a min_p."""
     if not any(s.min_p > 0 for s in samplings):
-        return None
+        return scaled
     # The logarithm is computed on the host: a device's result may differ in the last bit, and change the choice.
     floor = to_device(torch.tensor([s.min_p for s in samplings]).log(), scaled.device)
-    return scaled < floor[:, None]
+    return scaled.masked_fill_(scaled < floor[:, None], float("-inf"))
 
 
 def _finish(ordered: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:

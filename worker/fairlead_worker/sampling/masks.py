@@ -27,6 +27,10 @@ class Masks:
             return set()
         return {place for place, none in zip(self.places, self._empty().tolist(), strict=True) if none}
 
+    def tell(self, empty: Callable[[], torch.Tensor]) -> None:
+        """Take from elsewhere, [places] bool, at which positions no token is left."""
+        self._empty = empty
+
     def apply(self, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """Return logits [rows, vocabulary] float32, of `positions`, with forbidden tokens at -inf. Masks go to the device packed."""
         if not self.places:

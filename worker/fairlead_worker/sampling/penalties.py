@@ -85,7 +85,7 @@ def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: 
     if not rows:
         return
     device = logits.device
-    histories = [_history(request).followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
+    histories = [history_of(request).followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
     lengths = [len(ids) for ids, _ in histories]
     counts = to_device(torch.from_numpy(np.concatenate([counts for _, counts in histories])), device)
     settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
@@ -96,7 +96,8 @@ def _penalize(logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: 
     logits[index] = values - frequency * counts - presence * (counts > 0)
 
 
-def _history(request: Request) -> History:
+def history_of(request: Request) -> History:
+    """Return the history of a request up to its last token."""
     history: History | None = request.sampler_state.get("history")
     if history is None:
         history = request.sampler_state["history"] = History(request)
@@ -109,13 +110,13 @@ def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
     if not rows:
         return
     vocabulary, device = logits.shape[1], logits.device
-    biases = [_bias_of(request, vocabulary) for _, request in rows]
+    biases = [bias_of(request, vocabulary) for _, request in rows]
     index = index_of([i for i, _ in rows], [tokens for tokens, _ in biases], device)
     logits[index] += to_device(torch.from_numpy(np.concatenate([values for _, values in biases])), device)
 
 
-def _bias_of(request: Request, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [tokens] and float32 [tokens]."""
+def bias_of(request: Request, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the biased tokens below `vocabulary`, int64 [tokens], and their biases, float32 [tokens]."""
     found: tuple[np.ndarray, np.ndarray] | None = request.sampler_state.get("bias")
     if found is None:
         pairs = [(token, value) for token, value in request.sampling.logit_bias if token < vocabulary]

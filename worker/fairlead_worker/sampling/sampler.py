@@ -9,13 +9,13 @@ from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.sampling.bad_words import forbid_words
 from fairlead_worker.sampling.blocks import largest
-from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.draw import draw
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.penalties import adjust
 from fairlead_worker.sampling.thinking import force
-from fairlead_worker.sampling.token_arrays import index_of, token_array
+from fairlead_worker.sampling.token_arrays import early_stops, index_of
 from fairlead_worker.scheduler.request import Request
 
 
@@ -24,7 +24,7 @@ def sample(
     requests: Sequence[Request],
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
-    filters: DeviceFilters | None = None,
+    fused: FusedSampler | None = None,
 ) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """Return one token per row of logits [rows, vocabulary], and its log-probabilities.
 
@@ -34,11 +34,14 @@ def sample(
     `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: no drafts. A request with a draft has a
     row for each of its positions, and each is chosen as if the draft before it were its text.
 
-    `masks`: for rows whose requests have a grammar. It records which of them have no token left. `filters`: see `draw`.
+    `masks`: for rows whose requests have a grammar. It records which of them have no token left. `fused`: the kernel of the
+    device that makes the same choices; None: torch.
     """
-    if all(request.plain for request in requests):  # fast path: no row has any setting
-        return largest(logits).tolist() if requests else [], []
-    tokens = choose(logits, requests, ahead, masks, filters)
+    if not requests:
+        return [], []
+    if fused is None and all(request.plain for request in requests):  # fast path: no row has any setting
+        return largest(logits).tolist(), []
+    tokens = choose(logits, requests, ahead, masks, fused)
     asked = gather_logprobs(logits, tokens, requests)
     return tokens.tolist(), [] if asked is None else asked.fetch()()
 
@@ -48,9 +51,11 @@ def choose(
     requests: Sequence[Request],
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
-    filters: DeviceFilters | None = None,
+    fused: FusedSampler | None = None,
 ) -> torch.Tensor:
     """Choose tokens as `sample`: [rows] int64 on the logits' device, for at least one row."""
+    if fused is not None:
+        return force(fused.choose(logits, requests, ahead, masks), requests, ahead)
     if all(request.plain for request in requests):  # no copy, not even to float32
         return largest(logits)
     changed = [i for i, request in enumerate(requests) if not request.plain]
@@ -71,10 +76,10 @@ def choose(
         positions = [len(chosen_by[i].tokens) + further[i] for i in random]
         noise = to_device(torch.from_numpy(uniform([each.seed for each in settings], positions)), logits.device)
         if len(random) == len(changed):
-            choice = draw(adjusted, settings, noise, filters)
+            choice = draw(adjusted, settings, noise)
         else:
             index = to_device(random, logits.device)
-            choice[index] = draw(adjusted[index], settings, noise, filters)
+            choice[index] = draw(adjusted[index], settings, noise)
     if len(changed) == len(requests):
         tokens = choice
     else:
@@ -86,11 +91,10 @@ def choose(
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:
     """Forbid rows short of `min_tokens` the tokens that would end them."""
-    early = [(i, r) for i, r in enumerate(requests) if r.output_length + further[i] < r.sampling.min_tokens and r.stop_tokens]
-    if not early:
+    tokens = [early_stops(request, more, logits.shape[1]) for request, more in zip(requests, further, strict=True)]
+    if not any(map(len, tokens)):
         return logits
-    tokens = [token_array(request, "stops", request.stop_tokens, logits.shape[1]) for _, request in early]
-    return logits.index_put(index_of([i for i, _ in early], tokens, logits.device), logits.new_full((), float("-inf")))
+    return logits.index_put(index_of(range(len(tokens)), tokens, logits.device), logits.new_full((), float("-inf")))
 
 
 Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]

@@ -12,6 +12,8 @@ import torch
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.request import Request
 
+NONE = np.zeros(0, np.int64)
+
 
 def token_array(request: Request, name: str, tokens: Iterable[int], vocabulary: int) -> np.ndarray:
     """Return int64 [tokens] of a request: those below `vocabulary`, because others must not index logits. `name`: of the array."""
@@ -20,6 +22,13 @@ def token_array(request: Request, name: str, tokens: Iterable[int], vocabulary: 
         every = np.fromiter(tokens, np.int64)
         found = request.sampler_state[name] = every[every < vocabulary]
     return found
+
+
+def early_stops(request: Request, further: int, vocabulary: int) -> np.ndarray:
+    """Return int64 [tokens]: those that would end a request before its `min_tokens`. `further`: drafted tokens after its own."""
+    if request.output_length + further >= request.sampling.min_tokens or not request.stop_tokens:
+        return NONE
+    return token_array(request, "stops", request.stop_tokens, vocabulary)
 
 
 def index_of(rows: Sequence[int], tokens: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fairlead_worker.ipc.messages import TokenLogprobs
-from fairlead_worker.sampling.device_filters import DeviceFilters
+from fairlead_worker.sampling.fused import FusedSampler
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.plan import Row
@@ -13,7 +13,7 @@ from fairlead_worker.scheduler.plan import Row
 
 @torch.inference_mode()
 def verify(
-    logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None = None, filters: DeviceFilters | None = None
+    logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None = None, fused: FusedSampler | None = None
 ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
     """Return each row's new tokens and their log-probabilities, from logits [positions, vocabulary] of `rows`, all of which sample.
 
@@ -23,7 +23,7 @@ def verify(
     """
     requests = [row.request for row in rows for _ in range(len(row.draft) + 1)]
     ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
-    chosen, logprobs = sample(logits, requests, ahead, masks, filters)
+    chosen, logprobs = sample(logits, requests, ahead, masks, fused)
     tokens: list[list[int]] = []
     reported: list[tuple[TokenLogprobs, ...]] = []
     first = 0

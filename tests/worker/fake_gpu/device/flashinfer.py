@@ -14,13 +14,12 @@ from tests.worker.fake_gpu.device.record import Kernel
 
 from fairlead_worker.kernels.flashinfer_library import Library as AttentionLibrary
 from fairlead_worker.model.fused.library import Library as FusedLibrary
-from fairlead_worker.sampling.device_filters import FilterLibrary
 
 KV = tuple[torch.Tensor, torch.Tensor]
 FLOAT8 = torch.float8_e4m3fn
 
 
-class Library(AttentionLibrary, FusedLibrary, FilterLibrary):
+class Library(AttentionLibrary, FusedLibrary):
     """The module `flashinfer`."""
 
 
@@ -169,33 +168,12 @@ def make_library(gpu: FakeGpu) -> Library:
         table = len(positions) * cos_sin_cache.shape[1] * 4
         gpu.kernel("flashinfer.apply_rope", 2 * (size_of(query) + size_of(key)) + table)
 
-    def top_k(input: torch.Tensor, k: int, **modes: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _on_device("top_k", input)
-        if k > 2048:
-            raise ValueError(f"flashinfer.top_k: {k} of {tuple(input.shape)}")
-        values, indices = input.new_empty(len(input), k), input.new_empty(len(input), k, dtype=torch.int32)
-        found = size_of(values) + size_of(indices)
-        gpu.kernel("flashinfer.top_k", 2 * size_of(input) + found)  # the second time it collects
-        for _ in range(2):  # by index, then by value
-            gpu.kernel("flashinfer.top_k sort", 2 * found)
-        return values, indices.long()
-
-    def top_p(probs: torch.Tensor, top_p: torch.Tensor, is_deterministic: bool) -> torch.Tensor:
-        _on_device("top_p_renorm_probs", probs, top_p)
-        gpu.kernel("flashinfer.top_p start", 2048 * 12 * len(probs))
-        for _ in range(3):  # 11 bits of the threshold each; the third reads what the second has left, which may be all
-            gpu.kernel("flashinfer.top_p pass", size_of(probs))
-        gpu.kernel("flashinfer.top_p apply", 3 * size_of(probs))
-        return torch.empty_like(probs)
-
     made = SimpleNamespace(
         BatchPrefillWithPagedKVCacheWrapper=lambda *args, **named: Prefill(gpu, *args, **named),
         BatchDecodeWithPagedKVCacheWrapper=lambda *args, **named: Decode(gpu, *args, **named),
         append_paged_kv_cache=append,
         rope_quantize_fp8_append_paged_kv_cache=quantize_append,
         apply_rope_with_cos_sin_cache_inplace=rope,
-        top_k=top_k,
-        top_p_renorm_probs=top_p,
         **{name: norm(name) for name in ("rmsnorm", "gemma_rmsnorm")},
         **{name: add_norm(name) for name in ("fused_add_rmsnorm", "gemma_fused_add_rmsnorm")},
         **{name: activate(name) for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")},

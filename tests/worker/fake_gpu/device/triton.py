@@ -83,3 +83,13 @@ def multiply(gpu: FakeGpu, values: torch.Tensor, weight: torch.Tensor, pairs: to
     made = values.new_empty(len(values), outputs)
     gpu.kernel("triton.multiply int4", sum(map(size_of, (values, weight, pairs, made))), 2 * values.numel() * outputs, "bfloat16")
     return made
+
+
+def choose_tokens(
+    gpu: FakeGpu, logits: torch.Tensor, parameters: torch.Tensor, ids: torch.Tensor, numbers: torch.Tensor, words: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `sampling.kernel.launch`, for rows without a filter: it reads the logits once."""
+    _on_device("choose_tokens", logits, parameters, ids, numbers, words)
+    tokens, dead = parameters.new_empty(len(logits), dtype=torch.int64), words.new_empty(len(words), dtype=torch.bool)
+    gpu.kernel("triton.choose_tokens", sum(map(size_of, (logits, parameters, ids, numbers, words, tokens, dead))))
+    return tokens, dead

@@ -13,7 +13,7 @@ import torch
 from tests.worker.fake_gpu.device.costs import size_of
 from tests.worker.fake_gpu.device.flashinfer import make_library
 from tests.worker.fake_gpu.device.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
-from tests.worker.fake_gpu.device.triton import FakeProduct, FakeRounder, multiply, widen
+from tests.worker.fake_gpu.device.triton import FakeProduct, FakeRounder, choose_tokens, multiply, widen
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -100,7 +100,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         library = make_library(gpu)
         for name in ("kernels.flashinfer", "kernels.registry", "model.loader"):
             patches.enter_context(patch(f"fairlead_worker.{name}.library", lambda: library))
-        patches.enter_context(patch("fairlead_worker.sampling.device_filters.flashinfer_library.library", lambda: library))
+        patches.enter_context(patch("fairlead_worker.sampling.trial.load_launch", lambda: partial(choose_tokens, gpu)))
+        patches.enter_context(patch("fairlead_worker.sampling.trial.find_difference", lambda *_: ""))  # there are no numbers to compare
         patches.enter_context(patch("fairlead_worker.model.fused.sums.load_library", lambda: FakeSums(gpu)))
         patches.enter_context(patch("fairlead_worker.model.fused.sums.unsupported", lambda group: ""))
         for name in ("model.layers.causal", "model.layers.stack", "model.connect"):
