@@ -84,7 +84,8 @@ async def _serve(config: WorkerConfig, listeners: list[socket.socket], tracer: T
     child = EngineChild(config)
     await child.start()
     server = await asyncio.to_thread(_import_server)  # beside the loop, which writes the engine's configuration
-    return await server.serve(config, server.Listeners(*listeners), child, tracer)
+    failure: str = await server.serve(config, server.Listeners(*listeners), child, tracer)
+    return failure
 
 
 def _import_server() -> ModuleType:
