@@ -9,7 +9,7 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.budget import OutputReserve
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request, lease_of
-from fairlead_worker.scheduler.tenant_shares import ALPHA, TenantShares
+from fairlead_worker.scheduler.tenant_shares import TenantShares
 
 
 def is_ahead(request: Request) -> bool:
@@ -40,7 +40,7 @@ class AdmissionControl:
             return True
         if not self._places.allow(request, self._max_running - len(self._running)):
             return False
-        return self.is_first(request) or self._pages.allow(request, self._cache.available - self._kept_pages())
+        return self._is_first(request) or self._pages.allow(request, self._cache.available - self._kept_pages())
 
     def start(self, request: Request, node: Node) -> None:
         """Count what an admitted request takes of its tenant's shares. Call it before its pages are leased."""
@@ -60,17 +60,16 @@ class AdmissionControl:
         It needs pages for its whole prompt, cached down to `node`, and for the expected output of itself and of all running requests.
         `released`: output tokens of running requests that need no reserve, because they are preempted for it.
 
-        Unless `full_reserve`, the first request of a tenant needs no reserve while another tenant has several requests, of which
-        `pick_memory_victim` takes one if the pages run out. If nothing runs, only its prompt counts: `submit` checked that the pool holds
-        the whole request.
+        Unless `full_reserve`, the first request of a tenant leaves pages for the output of one request of each other tenant, and of all
+        that are more urgent. If more are needed, `pick_memory_victim` takes them from a tenant with several. If nothing runs, only its
+        prompt counts: `submit` checked that the pool holds the whole request.
         """
         kept = output = 0
         if self._running:
             output = self._reserve.estimate(request) - released
-            if not full_reserve and self.is_first(request) and self._places.beyond_first(request):
-                output, kept = 0, len(self._growing)
-            else:
-                kept = self._kept_pages(output)
+            if not full_reserve and self._is_first(request):
+                output -= self._reserve.tokens * self._places.beyond_first(request) // len(self._running)
+            kept = self._kept_pages(output)
         if self._groups is not None:
             return kept + self._groups.shortage(len(request.tokens), max(int(output * self._reserve.ratio), 0), node)
         return kept + self._prompt_pages(request, node) + self._cache.unused_above(node) - self._cache.available
@@ -89,7 +88,7 @@ class AdmissionControl:
             pages = self._groups.pages_to_keep(pages, reached)
         return pages + len(self._growing)
 
-    def is_first(self, request: Request) -> bool:
+    def _is_first(self, request: Request) -> bool:
         """Whether nothing of a request's tenant runs. A request is the first one once: what was preempted waits for all pages."""
         return bool(request.submit.tenant) and not request.history.preemptions and self._places.has_none(request)
 
@@ -100,37 +99,18 @@ class AdmissionControl:
         """
         if len(self._growing) <= self._cache.available or len(self._running) <= 1:
             return None
-        return self._pick_victim(self._running[1:], *self._held_pages())
-
-    def pick_share_victim(self, first: Request) -> Request | None:
-        """Return the request to preempt so that the first request of a tenant gets pages, or None. The oldest request stays.
-
-        It is of a tenant that holds more pages than its share, because its outputs are longer than admission expected.
-        """
-        assert first.prefix_match is not None, "a waiting request has a match"
-        if self.missing_pages(first, self._cache.match(first.prefix_match)) <= 0:
-            return None
-        held, largest = self._held_pages()
-        most, urgency = ALPHA * self._cache.available, first.submit.priority
-        over = [one for one in self._running[1:] if one.submit.tenant and one.submit.priority >= urgency and held[one.submit.tenant] > most]
-        return self._pick_victim(over, held, largest) if over else None
-
-    def _held_pages(self) -> tuple[Counter[str], Counter[str]]:
-        """Return the pages of each tenant's running requests, and of its largest one."""
         held, largest = Counter[str](), Counter[str]()
         for request in self._running:
             pages, tenant = len(lease_of(request).pages), request.submit.tenant
             held[tenant] += pages
             largest[tenant] = max(largest[tenant], pages)
-        return held, largest
 
-    def _pick_victim(self, requests: Sequence[Request], held: Counter[str], largest: Counter[str]) -> Request:
         def key(request: Request) -> tuple[int, int, int, int]:
             urgency, tokens, arrival = self._recompute_cost(request)
             tenant = request.submit.tenant
             return urgency, largest[tenant] - held[tenant], tokens, arrival
 
-        return min(requests, key=key)
+        return min(self._running[1:], key=key)
 
     def pick_priority_victims(self, urgent: Request, chunked: Request | None) -> list[Request]:
         """Return the less urgent running requests to preempt so that the waiting `urgent` one is computed next.

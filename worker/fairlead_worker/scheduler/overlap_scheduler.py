@@ -39,7 +39,7 @@ class OverlapScheduler:
         scheduler = self._scheduler
         if scheduler.speculation is not None or len(scheduler.batch.growing) > scheduler.cache.available:
             return False
-        return scheduler.share_victim() is None and not scheduler.priority_victims()
+        return not scheduler.priority_victims()
 
     def plan(self) -> StepPlan:
         """Choose the work of one step, as `Scheduler.plan` does."""

@@ -49,8 +49,6 @@ class Prefill:
         """`running`: by arrival. Admitted requests are added to it."""
         self.chunked_req: Request | None = None
         """The only running request that is partly prefilled. Every other one has exactly one token to compute."""
-        self.starved: Request | None = None
-        """The first request of a tenant that lacked pages in the last plan. It may wait no more."""
         self._config = config
         self._cache = cache
         self._groups = cache if isinstance(cache, GroupedPrefixCache) else None
@@ -96,7 +94,6 @@ class Prefill:
 
     def _admit_waiting(self, rows: list[Row], budget: StepBudget) -> None:
         """Admit waiting requests in policy order while tokens and pages last, and add their rows."""
-        self.starved = None
         self._waiting.refresh()
         if len(self._running) >= self._config.max_num_seqs or budget.left <= 0:
             return
@@ -116,8 +113,6 @@ class Prefill:
                 if self._admission.missing_pages(request, node) <= 0:
                     count = self._admit(request, node, count)
                     rows.append(self._cut(request, count, budget))
-                elif self.starved is None and self._admission.is_first(request):
-                    self.starved = request
 
     def _share_of(self, request: Request) -> Share:
         """Return what the request may have of the step. A turn is a chunk, because the bound on waiting counts it as one."""

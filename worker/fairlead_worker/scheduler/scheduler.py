@@ -110,8 +110,6 @@ class Scheduler:
         because a backend plans only leading ones as decodes. An empty plan means that there is nothing to do.
         """
         self._preempt_for_priority()
-        if self.prefill.starved is not None:
-            self._preempt_for_share()
         is_mixed = self.config.enable_mixed_chunk
         decodes = self._extend_decodes() if is_mixed else []
         prefill = self.prefill.plan(self._make_budget(decodes)) if self.prefill.is_pending else NO_PREFILL
@@ -285,23 +283,9 @@ class Scheduler:
     def _preempt_for_pages(self) -> None:
         """Preempt running requests until the pages suffice for the other decodes."""
         while (victim := self.admission.pick_memory_victim()) is not None:
-            self._take_pages(victim)
-
-    def _take_pages(self, victim: Request) -> None:
-        """Preempt a request because running requests have longer outputs than was expected."""
-        self.reserve.raise_ratio(self.running)
-        self.preempt(victim)
-        self.waiting.add(victim, lost_pages=True)
-
-    def _preempt_for_share(self) -> None:
-        """Preempt requests of tenants beyond their share while the first request of another one lacks pages."""
-        while (victim := self.share_victim()) is not None:
-            self._take_pages(victim)
-
-    def share_victim(self) -> Request | None:
-        """Return the running request that the next plan preempts first for a tenant of which nothing runs; None: there is none."""
-        starved = self.prefill.starved
-        return None if starved is None or starved.prefix_match is None else self.admission.pick_share_victim(starved)
+            self.reserve.raise_ratio(self.running)
+            self.preempt(victim)
+            self.waiting.add(victim, lost_pages=True)
 
     def _preempt_for_priority(self) -> None:
         """Preempt less urgent requests for the most urgent waiting one. Preempt none if it could not run even then."""
