@@ -3,8 +3,11 @@
 import asyncio
 from types import SimpleNamespace
 
+from tests.wire.boundaries import Transport
+
+from fairlead_common.http.client_connection import STREAMED_BYTES, ClientConnection, Request
 from fairlead_common.http.connection_limiter import CONTENDED_STARTS, STARTS_PER_PASS, ConnectionLimiter
-from fairlead_common.http.response import Headers
+from fairlead_common.http.response import Headers, Reply
 
 
 def make() -> ConnectionLimiter:
@@ -55,3 +58,72 @@ async def test_a_request_that_ends_while_it_waits_takes_no_turn() -> None:
         task.cancel()
     done, _ = await asyncio.wait(rest, timeout=5)
     assert len(waiting) == 2 * STARTS_PER_PASS and len(done) == STARTS_PER_PASS
+
+
+class Recorder(Transport):
+    """A transport that keeps what is written."""
+
+    written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+
+class Connected:
+    """A connection whose requests find no turn left, and the paths that its application has got."""
+
+    def __init__(self) -> None:
+        self.started, self.transport, guard = list[str](), Recorder(), make()
+        guard._client_of = lambda headers: ""
+        self.connection = ClientConnection(self._answer, set(), asyncio.get_running_loop(), guard)
+        self.connection.connection_made(self.transport)
+        self.others = [asyncio.ensure_future(guard.take_turn([])) for _ in range(50 * STARTS_PER_PASS)]
+
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        self.started.append(request.path)
+        while not request.is_complete:
+            await request.wait_for_body()
+        reply.send(200, b"%d" % len(request.take()))
+
+    def receive(self, data: bytes) -> int:
+        """Feed bytes until reading is paused, and return how many."""
+        sent = 0
+        while sent < len(data) and not self.transport.paused:
+            view = self.connection.get_buffer(-1)
+            size = min(len(view), len(data) - sent)
+            view[:size] = data[sent : sent + size]
+            self.connection.buffer_updated(size)
+            sent += size
+        return sent
+
+
+async def test_a_request_that_waits_for_its_turn_reads_little_of_its_body() -> None:
+    there = Connected()
+    await asyncio.sleep(0)
+    data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 8000000\r\n\r\n" + b"x" * 8_000_000
+    sent = there.receive(data)
+    assert sent < 4 * STREAMED_BYTES and not there.started
+    async with asyncio.timeout(10):
+        while sent < len(data) or not there.transport.written:
+            await asyncio.sleep(0)
+            sent += there.receive(data[sent:])
+    assert there.transport.written.endswith(b"8000000")
+
+
+async def test_a_probe_waits_for_no_turn() -> None:
+    there = Connected()
+    await asyncio.sleep(0)
+    there.receive(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+    await asyncio.sleep(0)
+    assert there.started == ["/health"]
+
+
+async def test_a_server_that_ends_answers_requests_that_wait_for_their_turn() -> None:
+    there = Connected()
+    await asyncio.sleep(0)
+    there.receive(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+    await asyncio.sleep(0)
+    assert there.connection.task is not None
+    there.connection.task.cancel()
+    await asyncio.sleep(0)
+    assert there.transport.written.startswith(b"HTTP/1.1 503 ") and not there.started

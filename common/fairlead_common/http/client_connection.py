@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES, MAX_HEADERS, ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES, MAX_HEADERS, SPARE_PATHS, ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.response import Headers, Reply
@@ -51,6 +51,8 @@ class Request:
         """Pieces in which the body was parsed: its chunks, or what was read at once."""
         self.is_complete = False
         """The whole body has arrived."""
+        self.has_turn = False
+        """The application handles it. Before that no more than a streamed body's bytes are read."""
         self.is_streamed = False
         """The body is read while it arrives: reading from the client pauses when much is unread."""
         self.extends_timeout = False
@@ -281,7 +283,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.received += len(body)
         request.pieces += 1
         request.body += body
-        if request.is_streamed and len(request.body) > STREAMED_BYTES:
+        if len(request.body) > STREAMED_BYTES and (request.is_streamed or not request.has_turn):
             self._pause_reading()
         request.wake()
 
@@ -319,14 +321,26 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         try:
-            await self._limiter.take_turn(request.headers)
+            await self._wait_for_turn(request)
             await self._app(request, reply)
+        except asyncio.CancelledError:  # before its turn: the application answers in its own way
+            if not request.is_disconnected and not reply.started:
+                reply.send(503, errors.document("", 503, "The server ends. Try again.", "server_error", code="shutting_down"))
         except Exception:
             logger.exception("%s %r: internal error", request.method, request.path[:200])
             if not reply.started:
                 reply.send(500, errors.document("", 500, "The server failed: its log has the cause.", "server_error", code="internal"))
         finally:
             self._finish_answer(request, reply)
+
+    async def _wait_for_turn(self, request: Request) -> None:
+        """Wait until the request may start. Probes do not wait; a long body is read on afterwards."""
+        if request.path not in SPARE_PATHS:
+            await self._limiter.take_turn(request.headers)
+        request.has_turn = True
+        if not self._reading and not request.is_complete:
+            self._limiter.start_body_timeout(self)
+            self.continue_body(request)
 
     def _finish_answer(self, request: Request, reply: Reply) -> None:
         self._serving = None
