@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.core_model_loading import WeightRenaming
 
 COLUMNS, ROWS, PACKED, EXPERTS = "colwise", "rowwise", "packed_colwise", "moe_tp_experts"
 HALVES, RECURRENT, REPLICATE = "halves", "recurrent", "replicate"
@@ -163,7 +163,9 @@ class Shards:
 
         Checkpoints of Mixtral and Kimi have the older name of `mlp`.
         """
-        stored = re.sub(r"\.experts\.\d+\.", ".experts.*.", apply_renamings(key, self._renamings))
+        for renaming in self._renamings:
+            key, _ = renaming.rename_source_key(key)
+        stored = re.sub(r"\.experts\.\d+\.", ".experts.*.", key)
         for name in (stored, stored.replace(".block_sparse_moe.", ".mlp.")):
             while name:
                 if (cut := self._cuts.get(name)) is not None:
