@@ -2,7 +2,7 @@
 
 The real scheduler's plans, runner, fusions, attention backend and CUDA graphs run for the published shapes of four models, without weights.
 Launches, kernels, bytes and FLOPs are counted for two depths, and continued to the whole model. The times are computed from them with the
-constants below; nothing here is measured.
+constants below, some of which are shares that an H100 reached.
 `--write` puts the table of an H200 into docs/benchmarks/gpu-model.md.
 """
 
@@ -47,11 +47,15 @@ class Hardware:
     link_bytes_per_second: float
     """Of one device to the others, in one direction."""
     reached_bytes: float
-    """Assumed share of the memory bandwidth that a kernel reaches."""
+    """Share of the memory bandwidth that a kernel reaches."""
+    reached_product_bytes: float
+    """The same for a product."""
     reached_flops: float
-    """Assumed share of the FLOP/s that a product reaches."""
+    """Share of the FLOP/s that a product reaches."""
+    reached_attention: float
+    """The same for the attention of prompts."""
     kernel_seconds: float
-    """Assumed shortest time of a kernel, with the gap to the next one."""
+    """Shortest time of a kernel, with the gap to the next one."""
     sum_seconds: float
     """Assumed time of the shortest sum over ranks by NCCL."""
     push_seconds: float
@@ -67,15 +71,21 @@ H200 = Hardware(
     flops_per_second={"bfloat16": 989e12, "float16": 989e12, "float8_e4m3fn": 1979e12, "int4": 989e12, "float32": 67e12},
     cache_bytes_per_second=5.5e12,
     link_bytes_per_second=450e9,
-    reached_bytes=0.9,
-    reached_flops=0.8,
-    kernel_seconds=2e-6,
+    reached_bytes=0.87,
+    reached_product_bytes=0.77,
+    reached_flops=0.76,
+    reached_attention=0.29,
+    kernel_seconds=3e-6,
     sum_seconds=10e-6,
     push_seconds=7e-6,
     instructions_per_second=132 * 128 * 1.755e9,
     launch_seconds=25e-6,
 )
-"""Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together)."""
+"""Memory, FLOP/s and link are NVIDIA's data sheet of the H200 SXM (dense FLOP/s; 900 GB/s of NVLink in both directions together).
+
+What is reached was measured on an H100 on 2026-11-26 (docs/benchmarks/gpu-results.md): a copy 2.91 TB/s, the products of 64 decodes 2.58, a
+large product 750 TFLOP/s, the attention of a chunk 29 % of its roofline, and small kernels 2 to 4.7 µs. The other times are assumed.
+"""
 HARDWARE = {"H200": H200, "H100": replace(H200, bytes_per_second=3.35e12)}
 """By NVIDIA's data sheets the H100 SXM differs in its memory only."""
 INT4_CACHE = 9 / 64
@@ -150,10 +160,13 @@ def kernel_seconds(kernel: Kernel, hardware: Hardware, ranks: int) -> float:
     if kernel.name == "flashinfer.allreduce_norm":  # each rank sends all of its part to each other one
         sent = kernel.bytes / 4 * (ranks - 1)
         return max(hardware.push_seconds, sent / (hardware.link_bytes_per_second * hardware.reached_bytes))
-    moving = kernel.bytes / (hardware.bytes_per_second * hardware.reached_bytes)
+    attends = kernel.name.startswith("flashinfer.")
+    reached_bytes = hardware.reached_product_bytes if kernel.dtype and not attends else hardware.reached_bytes
+    moving = kernel.bytes / (hardware.bytes_per_second * reached_bytes)
     peak = hardware.flops_per_second.get(kernel.dtype or "bfloat16", hardware.flops_per_second["bfloat16"])
     cached = kernel.flops * INT4_CACHE / hardware.cache_bytes_per_second if kernel.dtype == "int4" else 0.0
-    return max(hardware.kernel_seconds, moving, cached, kernel.flops / (peak * hardware.reached_flops))
+    reached = hardware.reached_attention if kernel.name.startswith("flashinfer.prefill") else hardware.reached_flops
+    return max(hardware.kernel_seconds, moving, cached, kernel.flops / (peak * reached))
 
 
 def sampling_seconds(rows: int, vocabulary: int, passes: int, hardware: Hardware = H200) -> float:
