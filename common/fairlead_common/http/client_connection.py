@@ -336,7 +336,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     async def _wait_for_turn(self, request: Request) -> None:
         """Wait until the request may start. Probes do not wait; a long body is read on afterwards."""
         if request.path not in SPARE_PATHS:
-            await self._limiter.take_turn(request.headers)
+            await self._limiter.turns.take(request.headers)
         request.has_turn = True
         if not self._reading and not request.is_complete:
             self._limiter.start_body_timeout(self)

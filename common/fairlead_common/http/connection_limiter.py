@@ -1,26 +1,18 @@
-"""Limits on connections: their number, how long each may take to send a request (slow loris), and whose request starts next.
+"""Limits on connections: their number, and how long each may take to send a request (slow loris).
 
 Each connection reports its events. One check per second closes overdue connections, so that a request needs no timer.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol
 
-from fairlead_common.http.response import Headers
+from fairlead_common.http.start_turns import ClientOf, StartTurns
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
 """Of a request: bytes of its first line and headers, and their number."""
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
-STARTS_PER_PASS, CONTENDED_STARTS, CONTENDED_SECONDS = 32, 8, 1.0
-"""Requests that start in one iteration of the event loop; fewer while clients contend, and for so long after they last did.
-
-Without a limit, those of thousands of connections make an iteration last seconds. More iterations cost CPU time: with a limit of four, 32
-connections have 0.9 of the requests per second.
-"""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 
@@ -52,24 +44,15 @@ class LimitedConnection(Protocol):
 class ConnectionLimiter:
     """Tracks every connection of a server."""
 
-    def __init__(self, limits: Limits, setting: Callable[[str], str], client_of: Callable[[Headers], str] = lambda headers: "") -> None:
-        """`setting`: returns how a user writes a limit of this name, such as `--max-connections`.
-
-        `client_of`: returns the client that the headers of a request name; clients take turns.
-        """
+    def __init__(self, limits: Limits, setting: Callable[[str], str], client_of: ClientOf = lambda headers: "") -> None:
+        """`setting`: returns how a user writes a limit of this name, such as `--max-connections`. `client_of`: as in `StartTurns`."""
         self.setting = setting
-        self._client_of = client_of
+        self.turns = StartTurns(client_of)
         self.max_connections = limits.max_connections
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
         self._open: set[LimitedConnection] = set()
         self._idle: dict[LimitedConnection, None] = {}
         """Connections without a request, the longest idle first."""
-        self._started = 0
-        """Requests that started in this iteration of the event loop."""
-        self._most, self._contended_at = STARTS_PER_PASS, 0.0
-        """Requests that may start in an iteration, and when clients last contended, by the loop's clock."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Turns of requests that start in later iterations, by client: the client that is next first."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -115,39 +98,6 @@ class ConnectionLimiter:
         """Mark a connection as idle after its response, unless its next request has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None
-
-    async def take_turn(self, headers: Headers) -> None:
-        """Return when the request with these headers may start: at once, unless too many others start in this iteration.
-
-        Then clients take turns. One with hundreds of connections delays another's request by one of its own, not by hundreds.
-        """
-        loop = asyncio.get_running_loop()
-        if not self._started:
-            loop.call_soon(self._end_pass)
-        if self._started < self._most:
-            self._started += 1
-            return
-        turn, client = loop.create_future(), self._client_of(headers)
-        if self._waiting and client not in self._waiting:
-            self._most, self._contended_at = CONTENDED_STARTS, loop.time()
-        self._waiting.setdefault(client, deque()).append(turn)
-        await turn
-
-    def _end_pass(self) -> None:
-        self._started = 0
-        if self._most < STARTS_PER_PASS and asyncio.get_running_loop().time() > self._contended_at + CONTENDED_SECONDS:
-            self._most = STARTS_PER_PASS
-        while self._waiting and self._started < self._most:
-            client = next(iter(self._waiting))
-            turns = self._waiting.pop(client)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[client] = turns
-            if not turn.done():  # its client has gone
-                turn.set_result(None)
-                self._started += 1
-        if self._started:
-            asyncio.get_running_loop().call_soon(self._end_pass)
 
     def close_overdue(self, now: float) -> None:
         """Time out overdue connections. Call it about once a second."""

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from tests.wire.boundaries import Transport
 
 from fairlead_common.http.client_connection import STREAMED_BYTES, ClientConnection, Request
-from fairlead_common.http.connection_limiter import CONTENDED_STARTS, STARTS_PER_PASS, ConnectionLimiter
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.response import Headers, Reply
+from fairlead_common.http.start_turns import CONTENDED_STARTS, STARTS_PER_PASS
 
 
 def make() -> ConnectionLimiter:
@@ -20,7 +21,7 @@ async def test_another_client_starts_beside_hundreds_of_requests_of_one() -> Non
 
     async def request(client: str) -> None:
         headers: Headers = [(b"tenant", client.encode())]
-        await guard.take_turn(headers)
+        await guard.turns.take(headers)
         started.append(client)
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
@@ -34,7 +35,7 @@ async def test_fewer_requests_start_at_once_while_clients_contend() -> None:
     guard, together = make(), list[int]()
 
     async def request(client: str) -> None:
-        await guard.take_turn([(b"tenant", client.encode())])
+        await guard.turns.take([(b"tenant", client.encode())])
         together[-1] += 1
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
@@ -50,7 +51,7 @@ async def test_fewer_requests_start_at_once_while_clients_contend() -> None:
 
 async def test_a_request_that_ends_while_it_waits_takes_no_turn() -> None:
     guard, headers = make(), [(b"tenant", b"one")]
-    tasks = [asyncio.ensure_future(guard.take_turn(headers)) for _ in range(3 * STARTS_PER_PASS)]
+    tasks = [asyncio.ensure_future(guard.turns.take(headers)) for _ in range(3 * STARTS_PER_PASS)]
     await asyncio.sleep(0)
     waiting = [task for task in tasks if not task.done()]
     gone, rest = waiting[:STARTS_PER_PASS], waiting[STARTS_PER_PASS:]
@@ -74,10 +75,10 @@ class Connected:
 
     def __init__(self) -> None:
         self.started, self.transport, guard = list[str](), Recorder(), make()
-        guard._client_of = lambda headers: ""
+        guard.turns._client_of = lambda headers: ""
         self.connection = ClientConnection(self._answer, set(), asyncio.get_running_loop(), guard)
         self.connection.connection_made(self.transport)
-        self.others = [asyncio.ensure_future(guard.take_turn([])) for _ in range(50 * STARTS_PER_PASS)]
+        self.others = [asyncio.ensure_future(guard.turns.take([])) for _ in range(50 * STARTS_PER_PASS)]
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         self.started.append(request.path)
