@@ -14,7 +14,6 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.status import index as index_status
-from fairlead_router.routing.chooser import ALONE_SECONDS
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
 
@@ -256,12 +255,14 @@ async def test_a_router_routes_exactly_within_a_second_of_its_start(fleet: Fleet
     assert answer.headers["x-fairlead-pod"] == home.pod and answer.headers["x-fairlead-predicted-tokens"] == str(len(prompt) // 16 * 16)
 
 
-async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+async def test_equal_cold_prompts_that_arrive_together_go_to_one_worker(
+    fleet: Fleet, redis: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The index knows a block only when it is computed. One text for each worker: so the order of loads and answers decides nothing."""
+    monkeypatch.setattr("fairlead_router.routing.chooser.ALONE_SECONDS", -1.0)
     router, workers = await start_fleet(fleet, redis, namespace, 2, "mirror")
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._fleet is not None
-    policy._fleet.others_changed_at -= ALONE_SECONDS
+    assert isinstance(policy, PrefixAware)
     together = answers_when_all_have_come(8)
     texts = [f"text {number}: " + "some words of a long text " * 40 for number in range(2)]
     for worker in workers:
