@@ -1,6 +1,7 @@
 """Turns of clients whose requests arrive together."""
 
 import asyncio
+from time import monotonic
 from types import SimpleNamespace
 
 from tests.wire.boundaries import Transport
@@ -74,7 +75,8 @@ class Connected:
     """A connection whose requests find no turn left, and the paths that its application has got."""
 
     def __init__(self) -> None:
-        self.started, self.transport, guard = list[str](), Recorder(), make()
+        self.started, self.started_at = list[str](), list[float]()
+        self.transport, guard = Recorder(), make()
         guard.turns._client_of = lambda headers: ""
         self.connection = ClientConnection(self._answer, set(), asyncio.get_running_loop(), guard)
         self.connection.connection_made(self.transport)
@@ -82,6 +84,7 @@ class Connected:
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         self.started.append(request.path)
+        self.started_at.append(request.started_at)
         while not request.is_complete:
             await request.wait_for_body()
         reply.send(200, b"%d" % len(request.take()))
@@ -117,6 +120,17 @@ async def test_a_probe_waits_for_no_turn() -> None:
     there.receive(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
     await asyncio.sleep(0)
     assert there.started == ["/health"]
+
+
+async def test_the_time_of_a_request_includes_the_wait_for_its_turn() -> None:
+    there = Connected()
+    await asyncio.sleep(0)
+    before = monotonic()
+    there.receive(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+    after = monotonic()
+    assert there.connection.task is not None
+    await asyncio.wait_for(there.connection.task, 10)
+    assert before <= there.started_at[0] <= after
 
 
 async def test_a_server_that_ends_answers_requests_that_wait_for_their_turn() -> None:

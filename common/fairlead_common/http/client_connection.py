@@ -51,6 +51,8 @@ class Request:
         """Pieces in which the body was parsed: its chunks, or what was read at once."""
         self.is_complete = False
         """The whole body has arrived."""
+        self.started_at = monotonic()
+        """When the server began with it: before its turn, after the answers before it. Monotonic seconds."""
         self.has_turn = False
         """The application handles it. Before that no more than a streamed body's bytes are read."""
         self.is_streamed = False
@@ -316,6 +318,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _serve(self, request: Request) -> None:
         self._serving = request
+        request.started_at = self._last_activity
         reply = request.reply = Reply(self._transport, request.method, request.keep_alive and not self._closing, request.is_http10)
         request.task = self._loop.create_task(self._answer(request, reply))
 

@@ -82,7 +82,7 @@ class RequestHead(msgspec.Struct, frozen=True):
             forwarded = [(name, value) for name, value in forwarded if name not in hop_by_hop]
         # The query is left out: no path here takes one, and some clients put their key there.
         id = choose_request_id(client_id)
-        return cls(request.method, request.path, id, forwarded, length, session, encoding, acts_for, requested_class)
+        return cls(request.method, request.path, id, forwarded, length, session, encoding, acts_for, requested_class, request.started_at)
 
 
 class Outcome(msgspec.Struct):
