@@ -171,7 +171,6 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         groups,
         headline,
         kernel_busy_time,
-        latents,
         memory,
         overlap,
         piecewise,
@@ -185,7 +184,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[Stage]:
         transformers_match,
         worker_start,
     )
-    from bench.gpu.stages.layers import experts, int4_layers, lora, quantized
+    from bench.gpu.stages.layers import experts, int4_layers, latents, lora, quantized
 
     kinds, kit = set(compile.KINDS), Kit(device)
 
