@@ -15,6 +15,7 @@ from tests.operator.support.manifests import SETTINGS, manifest, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.api.engine import Engine
+from fairlead_operator.api.spec import Routing
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
@@ -310,7 +311,9 @@ def test_workers_and_routers_know_every_setting_that_they_are_given(monkeypatch:
         "quantization": "Int8",
         "speculativeDecoding": {"method": "Draft", "draftModelURI": "pvc://models/draft"},
     }
-    routing = {"policy": "LeastLoad", "forwardingMode": "Redirect", "metricsNames": "VLLM"}
+    routing = {"policy": "LeastLoad", "forwardingMode": "Redirect", "metricsNames": "VLLM", "holdTimeoutSeconds": 12}
+    left = {str(field.alias) for field in Routing.model_fields.values()} - routing.keys()
+    assert left == {"indexMode", "image", "replicas", "args"}, "set a new field here, so that the router has to know its flag"
     one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"}, routing=routing)
     made = objects(one)
 
@@ -332,7 +335,7 @@ def test_workers_and_routers_know_every_setting_that_they_are_given(monkeypatch:
     assert drafts is not None and (drafts.num_speculative_tokens, drafts.model) == (5, "file:///mnt/draft/draft")
     monkeypatch.undo()
     router_config = read_config(given("router"))
-    assert router_config.namespace == "default/qwen"
+    assert router_config.namespace == "default/qwen" and router_config.hold_timeout == 12
     assert (router_config.policy, router_config.forwarding_mode, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
     assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
     made = objects(service(routing={"policy": "PrefixAware", "indexMode": "Mirror"}))
