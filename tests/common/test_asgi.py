@@ -12,8 +12,9 @@ import pytest
 from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UPGRADES, WHOLE, send_headers_forever, send_raw
 
 from fairlead_common.http.asgi import AsgiServer
-from fairlead_common.http.client_connection import STALL_SECONDS, UNREAD_SECONDS, ClientConnection, abort_unread
+from fairlead_common.http.client_connection import STALL_SECONDS, ClientConnection
 from fairlead_common.http.connection_limiter import ConnectionLimiter
+from fairlead_common.http.unread_answers import UNREAD_SECONDS, abort_unread
 
 LIMITS = {"header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 CLOSE = WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost")

@@ -6,7 +6,7 @@ woke a task (docs/benchmarks/router.md has the figures); nor do they bound conne
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import unquote
@@ -29,8 +29,6 @@ STREAMED_BYTES = 256 * 1024
 """Unread bytes of a streamed body at which reading from its client pauses."""
 STALL_SECONDS = 600
 """A client that reads nothing of an answer for this long is considered gone."""
-UNREAD_BYTES, UNREAD_SECONDS = 256 << 20, 10.0
-"""Of the unread answers of all clients, beyond which `abort_unread` disconnects those who have read too slowly for so long."""
 
 
 class Request:
@@ -459,26 +457,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
         if serving is not None:
             serving.disconnect()
-
-
-def abort_unread(connections: Iterable[ClientConnection], now: float, most: int = UNREAD_BYTES) -> None:
-    """Abort clients that do not read, the most bytes times seconds first, until the unread answers of all have at most `most` bytes.
-
-    A client has UNREAD_SECONDS to read: sending a large answer takes some.
-    """
-    waiting = [(one, *one.unread(now)) for one in connections]
-    excess = sum(size for _, size, _ in waiting) - most
-    slow = sorted((each for each in waiting if each[2] > UNREAD_SECONDS), key=lambda each: each[1] * each[2])
-    while excess > 0 and slow:
-        connection, size, seconds = slow.pop()
-        logger.warning(
-            "a client that left %d bytes of its answer unread for %.0f s is disconnected: unread answers exceed %d MiB",
-            size,
-            seconds,
-            most >> 20,
-        )
-        connection.abort()
-        excess -= size
 
 
 def _strip_origin(request: Request) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import uvicorn
 
 from fairlead_common.http.asgi import AsgiServer
-from fairlead_common.http.client_connection import ClientConnection, abort_unread
+from fairlead_common.http.client_connection import ClientConnection
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
+from fairlead_common.http.unread_answers import abort_unread
 from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
