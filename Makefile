@@ -98,7 +98,7 @@ format: install ## format the code, and fix what ruff can fix
 e2e: install ## end-to-end tests on a real Kubernetes with real clients (needs root on Debian, a KUBECONFIG, or kind)
 	$(BIN)/pytest -q e2e -m "not long and not engines" --timeout 3600
 
-e2e-long: install ## the longer end-to-end tests: canaries, faults of the control plane, a lost node, monitoring (needs what e2e needs)
+e2e-long: install ## the longer end-to-end tests: canaries, faults of control plane and operator, a lost node, rotated credentials, autoscaling, restricted clusters, monitoring (needs what e2e needs)
 	$(BIN)/pytest -q e2e -m long --timeout 3600
 
 e2e-engines: install ## end-to-end tests with vLLM as the engine (root on Debian; 6 GB for vLLM's CPU build, from the cache after the first run)

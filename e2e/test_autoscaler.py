@@ -11,6 +11,8 @@ from e2e.cluster.cluster import LocalCluster
 from e2e.service import Load, Service
 from e2e.system import HERE, PATIENCE, System, client_pod, eventually
 
+pytestmark = pytest.mark.long
+
 ADAPTER = "metrics-adapter"
 NAMESPACE = "metrics"
 API = "v1beta2.custom.metrics.k8s.io"

@@ -164,6 +164,7 @@ def _network_namespaces() -> set[str]:
     return {line.split()[0] for line in listed.stdout.splitlines() if "pause" in line}  # lsns draws a tree before some commands
 
 
+@pytest.mark.long
 def test_down_leaves_nothing_even_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
     _skip_unless_local()
     kubernetes = LocalKubernetes("halfway")
@@ -195,6 +196,7 @@ def test_down_leaves_nothing_even_after_an_interrupted_start(monkeypatch: pytest
     again.down()
 
 
+@pytest.mark.long
 def test_a_failed_component_is_named_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     _skip_unless_local()
     from e2e.cluster import components, local

@@ -116,6 +116,7 @@ def test_a_pods_credential_is_limited_to_its_service_and_role(services: list[Ser
     assert redis == "mine-redis-router" and responses.startswith("mine-responses-"), "and no other service's"
 
 
+@pytest.mark.long
 def test_every_credential_is_rotated_under_load(installed: System, services: list[Service]) -> None:
     redis, kubectl = Redis(installed), installed.cluster.kubectl
     home = ["-n", installed.namespace]
@@ -149,6 +150,7 @@ def test_every_credential_is_rotated_under_load(installed: System, services: lis
     assert (index["state"], index["credentials"]) == ("Available", "PerService"), index
 
 
+@pytest.mark.long
 def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_created_again(installed: System, services: list[Service]) -> None:
     redis, kubectl = Redis(installed), installed.cluster.kubectl
     with Load(services[0], concurrency=2) as load:
@@ -161,6 +163,7 @@ def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_created_again(inst
     load.assert_answered()
 
 
+@pytest.mark.long
 def test_uninstalling_leaves_no_secret_and_a_new_installation_adopts_the_services(installed: System, services: list[Service]) -> None:
     redis = Redis(installed)
     before = redis.own_secret()

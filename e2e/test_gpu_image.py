@@ -17,6 +17,7 @@ def test_every_step_of_the_gpu_image_runs() -> None:
     gpu_image.build(SOURCE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step, broken, message",
     [

@@ -60,6 +60,7 @@ def test_kubectl_drain_moves_the_pods_one_by_one_under_load(service: Service) ->
     assert seen.fewest == 1, "the disruption budget allows one eviction at a time"
 
 
+@pytest.mark.long
 def test_an_eviction_beyond_the_budget_is_refused(service: Service) -> None:
     pods = [pod["metadata"]["name"] for pod in service.pods()]
     with Load(service, concurrency=2, max_tokens=96) as load:

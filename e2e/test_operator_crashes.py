@@ -116,9 +116,9 @@ def service(operators: Operators, installed: System) -> Iterator[Service]:
 @pytest.mark.parametrize(
     ("strategy", "moment", "available"),
     [
-        ("Surge", Rollout.spec_is_written, 2),
-        ("Surge", Rollout.new_pod_is_ready, 2),
-        ("DrainFirst", Rollout.old_pod_is_leaving, 1),
+        pytest.param("Surge", Rollout.spec_is_written, 2, marks=pytest.mark.long),
+        pytest.param("Surge", Rollout.new_pod_is_ready, 2, marks=pytest.mark.long),
+        pytest.param("DrainFirst", Rollout.old_pod_is_leaving, 1, marks=pytest.mark.long),
         ("Auto", Rollout.new_pod_exists, 2),
     ],
 )
@@ -137,6 +137,7 @@ def test_a_rollout_survives_operator_kills(
     assert seen.fewest >= available
 
 
+@pytest.mark.long
 def test_scaling_survives_operator_kills(service: Service, operators: Operators) -> None:
     with Load(service, concurrency=2, max_tokens=64) as load, Availability(service) as seen:
         kill_during(operators, lambda: service.scale(3), lambda: find_deployment(service, "worker")["spec"]["replicas"] == 3, "3 replicas")

@@ -16,6 +16,8 @@ from e2e.test_chart import assert_helm_test_passes
 from e2e.test_volume import FOLDER, Copier
 from e2e.volume import claim
 
+pytestmark = pytest.mark.long
+
 PAGE = (CHECKOUT / "docs" / "operate" / "restricted-clusters.md").read_text()
 LIMITED_WORKER, LIMITED, PLACED = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S))
 NODES = PLACED["operator"]

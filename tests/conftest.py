@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# Before anything imports torch. Threads of OpenMP wait for each other's parts of a small tensor in busy loops: with two threads each, three
+# processes on two cores needed 4.5 times the CPU time for the tests of all families. A test of threads asks for more itself.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from fairlead_worker.platform.isa import CpuLevelError, cpu_level
 
 if TYPE_CHECKING:

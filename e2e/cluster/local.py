@@ -155,7 +155,7 @@ class LocalKubernetes:
     @cached_property
     def environment(self) -> dict[str, str]:
         """The environment of clients: kubectl and helm on PATH, KUBECONFIG, and caches inside the run directory."""
-        programs = [str(path.parent) for path in binaries.build(("kubernetes", "helm")).values()]
+        programs = [str(path.parent) for path in binaries.build().values()]
         return {
             **os.environ,
             "PATH": os.pathsep.join([*dict.fromkeys(programs), packages.SEARCH_PATH]),
@@ -166,7 +166,7 @@ class LocalKubernetes:
 
     def layout(self) -> components.Layout:
         """Return the paths and programs of the first node and the control plane."""
-        programs = binaries.build(binaries.CLUSTER)
+        programs = binaries.build()
         cni = packages.cni_folder()
         assert cni is not None, "packages.ensure installs it"
         return components.Layout(self.run, self.images, programs, cni, self.machine.cgroup, images.pause(programs["pause"]))

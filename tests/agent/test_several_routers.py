@@ -50,6 +50,7 @@ async def test_equal_prompts_through_two_routers_are_computed_once(tmp_path: Pat
             engines[chosen].computes.set()
             done = await asyncio.gather(*answers)
             assert [answer.headers["x-fairlead-pod"] for answer in done] == [chosen, chosen]
-            assert int(done[1].headers["x-fairlead-cached-tokens"]) >= len(TEXT) - BLOCK
+            cached = [int(answer.headers["x-fairlead-cached-tokens"]) for answer in done]
+            assert max(cached) >= len(TEXT) - BLOCK, "both began at the same time: either one computed it"
             for each in engines.values():
                 each.computes.set()

@@ -1,4 +1,4 @@
-"""Agents' frameworks hold a session with tools, of four turns or (`make agents`) ten: no request is refused, no answer is unreadable."""
+"""Agents' frameworks hold a session with tools, of two turns or (`make agents`) ten: no request is refused, no answer is unreadable."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from tests.clients.agents.program import EXAMPLES, FRAMEWORKS, HERE, VERSIONS, p
 from tests.worker.api.process import WorkerProcess
 
 PACKAGES = {"Pydantic AI": "pydantic-ai-slim", "OpenAI Agents SDK": "openai-agents", "smolagents": "smolagents", "LangGraph": "langgraph"}
-TURNS = os.environ.get("TURNS", "4")
+TURNS = os.environ.get("TURNS", "2")
 
 
 @pytest.mark.parametrize("name", PACKAGES)
