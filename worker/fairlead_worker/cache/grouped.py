@@ -253,11 +253,13 @@ class GroupedPrefixCache(PrefixCache):
         """Return whether the index sees all whole blocks that the lease shares."""
         return self.shown.has_block_of(lease.place)
 
-    def exclusive_pages(self, lease: Lease) -> int:
+    def exclusive_pages(self, lease: Lease, attached: Node | None = None) -> int:
         """Return the whole pages that a release of this lease makes available, rounded down."""
         assert isinstance(lease, GroupedLease)
-        window = len(lease.windows[0]) - max(lease.first, lease.shared) + sum(self._pages[node].leases == 1 for node in lease.held)
-        return (super().exclusive_pages(lease) * self.groups.full + window * self.groups.windowed) // self.units
+        kept = set(self._window_of(attached)) if attached is not None else ()
+        window = len(lease.windows[0]) - max(lease.first, lease.shared)
+        window += sum(self._pages[node].leases == 1 and node not in kept for node in lease.held)
+        return (super().exclusive_pages(lease, attached) * self.groups.full + window * self.groups.windowed) // self.units
 
     # Events
 

@@ -177,10 +177,15 @@ class PrefixCache:
         if raw[: 4 * size] not in lease.place.children:
             self._insert(lease, tokens, raw, last)
 
-    def exclusive_pages(self, lease: Lease) -> int:
-        """Return the pages that only this lease uses: a release makes them available, and they may need recomputing."""
+    def exclusive_pages(self, lease: Lease, attached: Node | None = None) -> int:
+        """Return the pages that only this lease uses: a release makes them available, and they may need recomputing.
+
+        `attached`: where another lease attaches next; the pages above it are not counted.
+        """
+        while attached is not None and not attached.lock_ref:
+            attached = attached.parent
         count, node = len(lease.pages) - lease.shared, lease.place
-        while node.lock_ref == 1 and node.parent is not None:
+        while node.lock_ref == 1 and node.parent is not None and node is not attached:
             node, count = node.parent, count + 1
         return count
 

@@ -132,7 +132,7 @@ class AdmissionControl:
         victims.sort(key=self._recompute_cost)
         count = pages = output = 0
         while count < len(victims) and (count < needed_slots or missing_pages > 0):
-            pages += self._cache.exclusive_pages(lease_of(victims[count]))
+            pages += self._cache.exclusive_pages(lease_of(victims[count]), node)
             output += victims[count].reserved
             count += 1
             missing_pages = self.missing_pages(urgent, node, output, full_reserve=True) - pages

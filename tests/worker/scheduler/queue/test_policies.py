@@ -193,3 +193,17 @@ def test_a_less_urgent_prompt_of_many_chunks_gets_its_share_of_a_flood(length: i
         machine.step()
         steps += 1
     assert steps <= 1.1 * (4 + 1) * length / 32, "one chunk in five is its own, though it is preempted after each"
+
+
+def test_pages_that_the_urgent_request_shares_with_a_victim_are_not_taken_twice() -> None:
+    """All of the first victim's pages but one are the urgent request's own prefix, and so the second one goes too."""
+    machine = EngineModel(pages=16, page_size=4, initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
+    for number, length in enumerate((16, 32)):  # of the two, the longer one is preempted last, and the shared prefix is its own
+        machine.submit(prompt(length, number), 20, name=str(number), ignore_eos=True, priority=5 + number)
+        machine.step()
+    shared = machine.submit([*prompt(32, 1)[:28], *prompt(20, 3)], 4, name="urgent")
+    machine.step()
+    assert machine.scheduler._requests[shared].lease is not None, "what is preempted is enough"
+    assert {request.id for request in machine.scheduler.running} == {"urgent"}
+    machine.run()
+    machine.check_answers()
