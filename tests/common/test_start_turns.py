@@ -1,9 +1,11 @@
 """Turns of clients whose requests arrive together."""
 
 import asyncio
+from collections import Counter
 from time import monotonic
 from types import SimpleNamespace
 
+import pytest
 from tests.wire.boundaries import Transport
 
 from fairlead_common.http.client_connection import STREAMED_BYTES, ClientConnection, Request
@@ -48,6 +50,25 @@ async def test_fewer_requests_start_at_once_while_clients_contend() -> None:
             together.append(0)
     found = [count for count in together if count]
     assert found[0] == STARTS_PER_PASS and set(found[1:-1]) == {CONTENDED_STARTS} and sum(found) == 201
+
+
+async def test_clients_contend_as_long_as_two_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_common.http.start_turns.CONTENDED_SECONDS", 0)
+    guard, together = make(), [Counter[str]()]
+
+    async def request(client: str) -> None:
+        await guard.turns.take([(b"tenant", client.encode())])
+        together[-1][client] += 1
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for client in ["one", "two"] * 200:
+            tasks.create_task(request(client))
+        while sum(map(Counter.total, together)) < 400:
+            await asyncio.sleep(0)
+            together.append(Counter())
+    half = CONTENDED_STARTS // 2
+    found = [dict(counts) for counts in together if counts]
+    assert all(counts == {"one": half, "two": half} for counts in found[1:])
 
 
 async def test_a_request_that_ends_while_it_waits_takes_no_turn() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES, MAX_HEADERS, SPARE_PATHS, ConnectionLimiter, LimitedConnection
+from fairlead_common.http.connection_limiter import MAX_HEADER_BYTES, MAX_HEADERS, PROBE_PATHS, ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_common.http.head import find_fault
 from fairlead_common.http.response import Headers, Reply
@@ -49,7 +49,7 @@ class Request:
         """Pieces in which the body was parsed: its chunks, or what was read at once."""
         self.is_complete = False
         """The whole body has arrived."""
-        self.started_at = monotonic()
+        self.started_at = 0.0
         """When the server began with it: before its turn, after the answers before it. Monotonic seconds."""
         self.has_turn = False
         """The application handles it. Before that no more than a streamed body's bytes are read."""
@@ -336,7 +336,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     async def _wait_for_turn(self, request: Request) -> None:
         """Wait until the request may start. Probes do not wait; a long body is read on afterwards."""
-        if request.path not in SPARE_PATHS:
+        if request.path not in PROBE_PATHS:
             await self._limiter.turns.take(request.headers)
         request.has_turn = True
         if not self._reading and not request.is_complete:
@@ -366,6 +366,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if request is not None:
             if not request.is_complete:
                 self._limiter.start_body_timeout(self)
+            self._last_activity = monotonic()
             self._serve(request)
         unparsed, self._unparsed = self._unparsed, b""
         if unparsed:

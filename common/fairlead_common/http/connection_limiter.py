@@ -13,7 +13,8 @@ MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 128
 """Of a request: bytes of its first line and headers, and their number."""
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
-SPARE_PATHS = ("/health", "/ready", "/metrics")
+PROBE_PATHS = ("/health", "/ready")
+SPARE_PATHS = (*PROBE_PATHS, "/metrics")
 
 
 class Limits(Protocol):

@@ -36,26 +36,26 @@ class StartTurns:
         if self._started < self._most:
             self._started += 1
             return
-        turn, client = loop.create_future(), self._client_of(headers)
-        if self._waiting and client not in self._waiting:
-            self._most, self._contended_at = CONTENDED_STARTS, loop.time()
-        self._waiting.setdefault(client, deque()).append(turn)
+        turn = loop.create_future()
+        self._waiting.setdefault(self._client_of(headers), deque()).append(turn)
         await turn
 
     def _end_pass(self) -> None:
         loop = asyncio.get_running_loop()
         self._started = 0
-        if self._most < STARTS_PER_PASS and loop.time() > self._contended_at + CONTENDED_SECONDS:
+        if len(self._waiting) > 1:
+            self._most, self._contended_at = CONTENDED_STARTS, loop.time()
+        elif self._most < STARTS_PER_PASS and loop.time() > self._contended_at + CONTENDED_SECONDS:
             self._most = STARTS_PER_PASS
         while self._waiting and self._started < self._most:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)
-            turn = turns.popleft()
+            while turns and turns[0].done():  # its client has gone
+                turns.popleft()
+            if turns:
+                turns.popleft().set_result(None)
+                self._started += 1
             if turns:
                 self._waiting[client] = turns
-            # A client may have gone meanwhile.
-            if not turn.done():
-                turn.set_result(None)
-                self._started += 1
         if self._started:
             loop.call_soon(self._end_pass)
