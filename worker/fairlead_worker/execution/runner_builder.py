@@ -223,16 +223,23 @@ class RunnerBuilder:
             self._failures.draft = "" if graphs is None else graphs.failure
             return graphs
 
-        def measure(record: Callable[[int], object], rows: int) -> int:
-            taken = measure_allocation(memory, lambda: record(SAMPLES))
-            further = max(len(batch_sizes(rows)), len(self._pieces.chosen or ())) - SAMPLES
-            if further <= 0 or self._failures.decodes or self._failures.draft:
-                return taken
-            return taken + further * max(0, taken - measure_allocation(memory, lambda: record(1))) // (SAMPLES - 1)
+        def measure(record: Callable[[int], object], rows: int, has_pieces: bool) -> int:
+            """The first recording also takes what stays for good, such as loaded modules, and so it is no sample."""
 
-        taken = measure(record, self._rows)
+            def take(largest: int) -> int:
+                return measure_allocation(memory, lambda: record(largest))
+
+            first = take(1)
+            count = max(len(batch_sizes(rows)), len(self._pieces.chosen or ()) if has_pieces else 0)
+            samples = min(SAMPLES, count)
+            if samples < 2 or self._failures.decodes or self._failures.draft:
+                return first
+            alone = take(1)
+            return first + (count - 1) * max(0, take(samples) - alone) // (samples - 1)
+
+        taken = measure(record, self._rows, has_pieces=True)
         if self.draft is not None:
-            taken += measure(record_draft, self._drafted_rows)
+            taken += measure(record_draft, self._drafted_rows, has_pieces=False)
         logger.info("memory: CUDA graphs take %.2f GiB", taken / 2**30)
         if self._failures.decodes:  # each failed capture leaves its memory allocated in some releases of torch
             self._rows = self._drafted_rows = 0
