@@ -6,6 +6,7 @@ It reads the configuration, binds the port, and serves until a signal or the eng
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from types import ModuleType
@@ -81,10 +82,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(config: WorkerConfig, listeners: list[socket.socket], tracer: Tracer | None) -> str:
     """Start the engine, which imports for seconds, then import what serves it. Return what `api.server.serve` returns."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)  # until the server has its own handlers
     child = EngineChild(config)
-    await child.start()
-    server = await asyncio.to_thread(_import_server)  # beside the loop, which writes the engine's configuration
-    failure: str = await server.serve(config, server.Listeners(*listeners), child, tracer)
+    try:
+        await child.start()
+        server = await asyncio.to_thread(_import_server)  # beside the loop, which writes the engine's configuration
+        failure: str = await server.serve(config, server.Listeners(*listeners), child, tracer)
+    except OSError as error:
+        return f"the engine process cannot be started: {error.strerror}"
+    except asyncio.CancelledError:
+        return ""
+    finally:
+        child.kill()
+        child.close()
     return failure
 
 

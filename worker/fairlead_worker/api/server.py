@@ -71,8 +71,6 @@ async def serve(config: WorkerConfig, listeners: Listeners, child: EngineChild, 
     except* Exception as errors:
         logger.exception("a task of the worker failed")
         reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
-    finally:
-        child.close()
     return f"internal error: {reason}"
 
 
