@@ -33,6 +33,10 @@ class GoModule:
     def folder(self) -> Path:
         return HERE / "go" / self.name
 
+    @property
+    def programs(self) -> set[str]:
+        return {self.name if package == "." else package.rsplit("/", 1)[1] for package in self.packages}
+
     def output(self) -> Path:
         sources = sorted(path for path in self.folder.rglob("*") if path.suffix in {".mod", ".sum", ".go"})
         return cache_root() / "bin" / content_key(self.name, *self.packages, *GO_FLAGS, *self.flags, self.linker_flags, *sources)
@@ -68,11 +72,12 @@ def build() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for module in MODULES:
         output = module.output()
-        if not output.exists():
+        programs = {name: output / name for name in module.programs}
+        if not all(path.exists() for path in programs.values()):
             with locked(cache_root() / "locks" / f"build-{module.name}"):
-                if not output.exists():
+                if not all(path.exists() for path in programs.values()):
                     _compile(module, output)
-        found |= {path.name: path for path in output.iterdir()}
+        found |= programs
     return found
 
 
@@ -92,8 +97,7 @@ def _compile(module: GoModule, output: Path) -> None:
     partial = output.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    names = " ".join(package.rsplit("/", 1)[-1] for package in module.packages)
-    with progress.step(f"build {module.name if names == '.' else names}"):
+    with progress.step(f"build {' '.join(sorted(module.programs))}"):
         result = subprocess.run(
             ["nice", go, *GO_FLAGS, *module.flags, "-ldflags", module.linker_flags, "-o", f"{partial}/", *module.packages],
             cwd=module.folder,
@@ -104,4 +108,5 @@ def _compile(module: GoModule, output: Path) -> None:
         if result.returncode != 0:
             tail = "\n".join(result.stderr.splitlines()[-15:])
             raise BuildFailed(f"go build in {module.folder} failed:\n{tail}")
+        shutil.rmtree(output, ignore_errors=True)
         partial.replace(output)

@@ -98,7 +98,9 @@ class Engine(Part):
         1024, ge=1, le=1_048_576, examples=[8], description="Most sequences that wait in one worker. More are refused."
     )
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
-        None, examples=[30], description="Target inter-token latency (ITL), by which prefill chunks are sized. Absent: three decode steps."
+        None,
+        examples=[30],
+        description="Target inter-token latency (ITL), which sizes prefill chunks. Absent: whole chunks; on CPUs three decode steps.",
     )
     dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
         "Auto", examples=["BFloat16"], description="Data type of weights and activations. Auto: the type of the stored weights."

@@ -67,7 +67,7 @@ def confirm_greedy(model: PreTrainedModel, prompts: Sequence[list[int]], outputs
     for prompt, tokens in zip(prompts, outputs, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
-        assert logits.argmax(-1).tolist() == tokens, f"the prompt of {len(prompt)} tokens"
+        assert logits.argmax(-1).tolist() == tokens and len(tokens) == NEW_TOKENS, f"the prompt of {len(prompt)} tokens"
 
 
 @dataclass
