@@ -37,6 +37,7 @@ def test_a_model_that_cannot_load_is_reported_with_its_cause(broken: Service) ->
     )
 
 
+@pytest.mark.long
 def test_a_pod_that_fits_no_node_is_reported(broken: Service) -> None:
     broken.system.apply(broken.manifest(resources={"gpus": 1}))
     eventually(lambda: "nvidia.com/gpu" in broken.condition("Ready").get("message", ""), 120, "the missing GPU named in the status")

@@ -23,6 +23,7 @@ def bound(installed: System) -> Iterator[str]:
     copier.run("rm -rf /volume/batches")
 
 
+@pytest.mark.long
 def test_a_batch_survives_a_kill_of_its_server_and_delays_no_chat(installed: System, bound: str) -> None:
     service = Service(installed, "batched")
     with service.running(service.manifest(batch={"storageURI": f"pvc://{bound}/batches"}, slo=CLASSES), replicas=1):

@@ -87,6 +87,7 @@ def test_a_lost_redis_fails_no_request(service: Service) -> None:
     assert first["finish"] == "length"
 
 
+@pytest.mark.long
 def test_a_lost_index_is_reported_in_the_status_only(service: Service) -> None:
     redis = ["scale", "deployment/fairlead-redis", "-n", service.system.namespace]
 

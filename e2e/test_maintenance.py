@@ -35,6 +35,7 @@ def test_new_arguments_roll_out_under_load(service: Service) -> None:
     assert seen.fewest == 2, "a surge pod is ready before an old one ends"
 
 
+@pytest.mark.long
 def test_kubectl_drain_moves_the_pods_one_by_one_under_load(service: Service) -> None:
     system, before = service.system, uids(service)
     [node] = {pod["spec"]["nodeName"] for pod in service.pods()}

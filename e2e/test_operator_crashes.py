@@ -148,6 +148,7 @@ def test_scaling_survives_operator_kills(service: Service, operators: Operators)
     assert seen.fewest == 2
 
 
+@pytest.mark.long
 def test_a_deletion_needs_no_operator(service: Service, operators: Operators) -> None:
     operators.kill_the_leader()
     service.delete()  # within a minute, without an operator

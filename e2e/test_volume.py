@@ -21,6 +21,7 @@ def bound(installed: System) -> Iterator[str]:
     copier.run("rm -rf /volume/family")
 
 
+@pytest.mark.long
 def test_a_model_on_a_claim_is_served(installed: System, bound: str) -> None:
     service = Service(installed, "claimed")
     with service.running(service.manifest(model={"uri": f"pvc://{bound}/family/tiny"}), replicas=1):
