@@ -7,9 +7,12 @@ import pytest
 from e2e import gpu_image
 from e2e.cluster import images
 
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("buildah", "mmdebstrap", "gcc"))), reason="no buildah, mmdebstrap or gcc on this machine"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("buildah", "mmdebstrap", "gcc"))), reason="no buildah, mmdebstrap or gcc on this machine"
+    ),
+]
 SOURCE = gpu_image.CONTAINERFILE.read_text()
 
 
@@ -17,7 +20,6 @@ def test_every_step_of_the_gpu_image_runs() -> None:
     gpu_image.build(SOURCE)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "step, broken, message",
     [

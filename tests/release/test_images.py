@@ -1,8 +1,10 @@
 """Images are built from pinned tools, and from nothing that was compiled on the host."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,22 @@ def test_a_library_that_was_compiled_on_the_host_is_not_in_an_image(tmp_path: Pa
 def test_everything_that_an_image_copies_is_left_in_its_context(image: str) -> None:
     ignored = (CHECKOUT / ".dockerignore").read_text().split()
     assert not {source.split("/")[0] for source in copied((CHECKOUT / "images" / f"Containerfile.{image}").read_text())} & set(ignored)
+
+
+def test_the_gpu_image_copies_all_that_its_compiler_imports(tmp_path: Path) -> None:
+    """`e2e/test_gpu_image.py` runs every step, which takes minutes."""
+    text = (CHECKOUT / "images" / "Containerfile.worker-gpu").read_text().replace("\\\n", " ")
+    for copy in re.findall(r"^COPY (.* /build/\S+)$", text, re.MULTILINE):
+        *files, target = copy.split()
+        folder = tmp_path / target.removeprefix("/build/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(CHECKOUT / file, folder)
+    done = subprocess.run(
+        [sys.executable, "-c", "import fairlead_worker.kernels.prebuild as found; print(found.__file__)"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.startswith(str(tmp_path)), done.stderr
