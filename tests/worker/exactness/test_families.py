@@ -103,6 +103,12 @@ def test_a_rope_that_is_another_for_each_length_is_refused_beyond_the_first(tmp_
     with pytest.raises(ModelLoadError, match="beyond 64 tokens its rope"):
         load_model(str(tmp_path), max_model_len=65)
 
+@pytest.mark.parametrize("name", ["hunyuan_v1_dense with a stretched rope", "hunyuan_v1_moe with a stretched rope"])
+def test_a_rope_that_is_called_dynamic_and_stretched_once_serves_the_whole_context(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    assert load_model(str(tmp_path)).max_model_len == LENGTH > ORIGINAL
+
+
 
 def test_adapters_of_a_model_with_experts(tmp_path: Path) -> None:
     """Attention is adapted as anywhere; experts are not, and that is said."""

@@ -18,6 +18,7 @@ from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.model.packed import DTYPES
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.wrappers import plain_config, text_names
+from fairlead_worker.model.rope import fix_alpha
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -68,6 +69,7 @@ def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_m
     files = [] if gguf is not None else check_weights(uri, folder)
     return LoadPlan(config, is_wrapped, limit, torch_dtype, native_quantization, gguf, files)
 
+    fix_alpha(config)
 
 def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, bool]:
     """Return the config of the decoder, and whether it is the text part of a model that reads more than text."""
