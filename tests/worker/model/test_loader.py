@@ -250,6 +250,13 @@ def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Pat
     tensors["model.norm.weight"] += 1
     tensors["lm_head.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "ProcessRewardModel"])
+def test_a_decoder_with_another_head_is_refused(head: str, folder: Path) -> None:
+    edit(folder / "config.json", architectures=[f"LlamaFor{head}"])
+    with pytest.raises(ModelLoadError, match=f"LlamaFor{head}: only encoders' heads are served"):
+        load_model(str(folder))
+
+
     assert (folder / "model.safetensors").stat().st_size == (saved / "model.safetensors").stat().st_size
     second = model_digest(folder)
     edit(folder / "config.json", rms_norm_eps=0.1)

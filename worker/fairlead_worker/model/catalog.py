@@ -617,6 +617,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
     ),
     **_refused(_TWICE, diffllama={}, hrm_text={}),
     **_refused("makes a mask of its own", doge={}),
+    "llama with a classifier's head": Refused("llama", "only encoders' heads are served", {"num_labels": 1}),
     **_refused(
         "layers of type 'minimax_m3_sparse'",
         minimax_m3_vl_text={

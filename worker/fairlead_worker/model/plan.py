@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -12,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.dtype import choose_dtype
-from fairlead_worker.model.families.registry import find_definition
+from fairlead_worker.model.families.registry import FAMILIES, find_definition
 from fairlead_worker.model.formats.choose import check_checkpoint, ignore_kv_scheme
 from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.model.packed import DTYPES
@@ -25,6 +27,9 @@ from fairlead_worker.plugins import PluginError
 from fairlead_worker.sharding.weights import Rename
 
 logger = logging.getLogger(__name__)
+
+_OTHER_HEAD: Final = re.compile(r"Classification|QuestionAnswering|Reward")
+"""Part of an architecture's name whose head predicts no token. The rest of it would load as a causal LM or as an embedder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,11 @@ class LoadPlan:
     gguf: Path | None
     """The GGUF file with the weights; None: `files` have them."""
     files: list[str]
+
+    @property
+    def names_head(self) -> bool:
+        """Return whether the files have to have a head. Others without one make embeddings only."""
+        return self.is_wrapped or any("ForCausalLM" in name for name in self.config.architectures or ())
 
     @property
     def rename(self) -> Rename | None:
@@ -90,6 +100,11 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         raise ModelLoadError(uri, str(error)) from error
     if not known:
         raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
+    if other := next((name for name in raw.get("architectures") or () if _OTHER_HEAD.search(name)), ""):
+        encoders = ", ".join(sorted(FAMILIES))
+        raise ModelLoadError(
+            uri, f"unsupported architecture: {other}: only encoders' heads are served ({encoders}); take one, or a causal LM"
+        )
     try:
         if plain is not None:
             logger.info("model_type %s: %s is served, as %s", raw["model_type"], "its text part" if plain[1] else "it", kind)
