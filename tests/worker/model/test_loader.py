@@ -55,6 +55,13 @@ def test_windows_and_caps_are_learnt_from_the_model(family: str, tmp_path: Path)
     assert {layer.softcap for layer in layers} == ({5.0} if family == "gemma2" else {None})
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
+def test_a_gemma_that_attends_to_later_tokens_is_refused(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path, use_bidirectional_attention=True)
+    with pytest.raises(ModelLoadError, match="attention that is not causal"):
+        load_model(str(tmp_path))
+
+
 def test_eos_ids_come_from_the_generation_config_first(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[5, 6])
     assert load_model(str(folder)).eos_token_ids == (5, 6)
