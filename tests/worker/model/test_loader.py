@@ -250,13 +250,6 @@ def test_attention_that_we_do_not_do_is_refused_at_load(kind: str, tmp_path: Pat
         load_model(str(tmp_path))
 
 
-def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Path) -> None:
-    first = model_digest(saved)
-    assert model_digest(folder) == first
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"] += 1
-    tensors["lm_head.weight"] += 1
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 @pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "ProcessRewardModel"])
 def test_a_decoder_with_another_head_is_refused(head: str, folder: Path) -> None:
     edit(folder / "config.json", architectures=[f"LlamaFor{head}"])
@@ -264,7 +257,33 @@ def test_a_decoder_with_another_head_is_refused(head: str, folder: Path) -> None
         load_model(str(folder))
 
 
+def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Path) -> None:
+    first = model_digest(saved)
+    assert model_digest(folder) == first
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert (folder / "model.safetensors").stat().st_size == (saved / "model.safetensors").stat().st_size
     second = model_digest(folder)
     edit(folder / "config.json", rms_norm_eps=0.1)
     assert len({first, second, model_digest(folder)}) == 3
+
+
+def test_a_quantization_config_of_null_is_none(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config=None)
+    load_model(str(folder))
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text, "quantization_config": None}))
+    load_model(str(folder))
+
+
+@pytest.mark.parametrize("place", ["the model", "its text part", "no mapping"])
+def test_an_unknown_quantization_is_refused_wherever_it_is_written(place: str, folder: Path) -> None:
+    given: Any = "hqq" if place == "no mapping" else {"quant_method": "hqq"}
+    edit(folder / "config.json", quantization_config=given)
+    if place == "its text part":
+        text = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    with pytest.raises(ModelLoadError, match=r"quantized \((hqq|unknown)\), which is not supported"):
+        load_model(str(folder))

@@ -18,9 +18,9 @@ from fairlead_worker.model.families.registry import FAMILIES, find_definition
 from fairlead_worker.model.formats.choose import check_checkpoint, ignore_kv_scheme
 from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.model.packed import DTYPES
+from fairlead_worker.model.rope import fix_alpha
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.wrappers import plain_config, text_names
-from fairlead_worker.model.rope import fix_alpha
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
@@ -69,6 +69,7 @@ def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_m
     """
     config, is_wrapped = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
+    fix_alpha(config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, device)
     native_quantization = quantization if quantization == "int8" or (quantization == "int4" and device.type == "cpu") else "none"
@@ -79,7 +80,6 @@ def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_m
     files = [] if gguf is not None else check_weights(uri, folder)
     return LoadPlan(config, is_wrapped, limit, torch_dtype, native_quantization, gguf, files)
 
-    fix_alpha(config)
 
 def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, bool]:
     """Return the config of the decoder, and whether it is the text part of a model that reads more than text."""
@@ -87,12 +87,12 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
-    if "quantization_config" in raw:
-        check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
     try:
         plain = plain_config(raw)
     except ValueError as error:
         raise ModelLoadError(uri, f"config.json: {error}") from error
+    if (given := (plain[0] if plain else raw).get("quantization_config")) is not None:
+        check_checkpoint(uri, given.get("quant_method", "unknown") if isinstance(given, dict) else "unknown", ranks)
     kind = raw.get("model_type") if plain is None else plain[0]["model_type"]
     try:
         known = isinstance(kind, str) and register_adapter(kind)
