@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from fairlead_worker.model.catalog import COMMON, LENGTH, SERVED, VOCABULARY
+from fairlead_worker.model.catalog import COMMON, LENGTH, REFUSED, SERVED, VOCABULARY
 
-__all__ = ["ALL", "COMMON", "FAMILIES", "LENGTH", "VOCABULARY", "build_model", "one_thread", "quick_collections", "save_model"]
+__all__ = [
+    "ALL",
+    "COMMON",
+    "FAMILIES",
+    "LENGTH",
+    "VOCABULARY",
+    "build_model",
+    "one_thread",
+    "quick_collections",
+    "save_model",
+    "save_refused",
+]
 EAGER = ("soft-capped scores", "attention sinks")
 """Mechanisms that only transformers' eager attention has."""
 
@@ -38,6 +49,13 @@ def save_model(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
     model = build_model(family, **overrides)
     model.save_pretrained(folder)
     return model
+
+
+def save_refused(family: str, folder: Path) -> None:
+    """Write a small model of a `family` that is refused to `folder`."""
+    refused = REFUSED[family]
+    made = AutoModelForSequenceClassification if "num_labels" in refused.settings else AutoModelForCausalLM
+    made.from_config(AutoConfig.for_model(refused.model_type, **refused.config)).save_pretrained(folder)
 
 
 @pytest.fixture(scope="package", autouse=True)

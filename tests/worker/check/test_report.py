@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.gguf_models import small_model, write_gguf
-from tests.models import build_model, save_model
+from tests.models import build_model, save_model, save_refused
 from tests.worker.model.checkpoints import FORMS, KEPT, Form, blocks, save_quantized
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from fairlead_worker.build import build_runner, load
 from fairlead_worker.check import report as checks
@@ -145,12 +144,11 @@ def test_a_model_that_is_too_large_is_refused_with_what_would_help(tmp_path: Pat
     assert fits.served and fits.streams == 1
 
 
-@pytest.mark.parametrize("name", ["gptj", "minimax", "doge", "deepseek_v32"])
+@pytest.mark.parametrize("name", ["gptj", "minimax", "doge", "deepseek_v32", "llama with a classifier's head"])
 def test_a_family_that_a_worker_refuses_is_refused_with_its_words(name: str, tmp_path: Path) -> None:
-    refused = REFUSED[name]
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(refused.model_type, **refused.config)).save_pretrained(tmp_path)
+    save_refused(name, tmp_path)
     report = check_model(config_of(tmp_path), tmp_path, None, memory=2 * GIB)
-    assert not report.served and refused.reason in report.problem
+    assert not report.served and REFUSED[name].reason in report.problem
     with pytest.raises(ModelLoadError) as error:
         load(config_of(tmp_path))
     assert error.value.cause == report.problem

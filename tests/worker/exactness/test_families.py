@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
-from tests.models import LENGTH, build_model, save_model
+from tests.models import LENGTH, build_model, save_model, save_refused
 from tests.worker.exactness.cases import Case, check_cold_and_warm, check_host_tier, check_preempted, few_pages, short_prompts
 from tests.worker.exactness.harness import Engine, confirm_greedy, generate, make_prompts
-from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
+from transformers import Mxfp4Config
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
@@ -58,9 +58,8 @@ def check_listed(name: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_served_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
-    refused = REFUSED[name]
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(refused.model_type, **refused.config)).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=re.escape(refused.reason)):
+    save_refused(name, tmp_path)
+    with pytest.raises(ModelLoadError, match=re.escape(REFUSED[name].reason)):
         load_model(str(tmp_path), max_model_len=16)
 
 
@@ -102,6 +101,12 @@ def test_a_rope_that_is_another_for_each_length_is_refused_beyond_the_first(tmp_
     assert load_model(str(tmp_path)).max_model_len == 64
     with pytest.raises(ModelLoadError, match="beyond 64 tokens its rope"):
         load_model(str(tmp_path), max_model_len=65)
+
+
+@pytest.mark.parametrize("name", ["hunyuan_v1_dense with a stretched rope", "hunyuan_v1_moe with a stretched rope"])
+def test_a_rope_that_is_called_dynamic_and_stretched_once_serves_the_whole_context(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    assert load_model(str(tmp_path)).max_model_len == LENGTH > ORIGINAL
 
 
 def test_adapters_of_a_model_with_experts(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _OF_TEXT = {
     "cohere2_vision": {"sliding_window": 48},
     "gemma3": SERVED["gemma3"].settings,
     "gemma4": SERVED["gemma4 (text)"].settings | {"pad_token_id": 0},
+    "gemma4_unified": SERVED["gemma4_unified (text)"].settings | {"pad_token_id": 0},
     "llama4": SERVED["llama4 (text)"].settings,
     "qwen2_vl": _rope(2, 3, 3),
     "qwen2_5_vl": _rope(2, 3, 3),
@@ -108,7 +109,8 @@ def test_a_checkpoint_without_its_head_is_refused_unless_it_is_tied(tmp_path: Pa
 def test_names_of_all_forms_of_a_checkpoint() -> None:
     for prefix in ("language_model.model.", "model.language_model.", "model.text_model.", "model."):
         name = f"{prefix}norm.weight"
-        assert text_names([name, "visual.norm.weight", "vision_tower.norm.weight"]) == {name: "model.norm.weight"}
+        others = ["visual.norm.weight", "vision_tower.norm.weight", "model.vision_embedder.pos_norm.weight"]
+        assert text_names([name, *others]) == {name: "model.norm.weight"}
     assert text_names(["language_model.lm_head.weight"]) == {"language_model.lm_head.weight": "lm_head.weight"}
 
 

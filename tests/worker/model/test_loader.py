@@ -55,6 +55,13 @@ def test_windows_and_caps_are_learnt_from_the_model(family: str, tmp_path: Path)
     assert {layer.softcap for layer in layers} == ({5.0} if family == "gemma2" else {None})
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
+def test_a_gemma_that_attends_to_later_tokens_is_refused(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path, use_bidirectional_attention=True)
+    with pytest.raises(ModelLoadError, match="attention that is not causal"):
+        load_model(str(tmp_path))
+
+
 def test_eos_ids_come_from_the_generation_config_first(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[5, 6])
     assert load_model(str(folder)).eos_token_ids == (5, 6)
@@ -243,6 +250,13 @@ def test_attention_that_we_do_not_do_is_refused_at_load(kind: str, tmp_path: Pat
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "ProcessRewardModel"])
+def test_a_decoder_with_another_head_is_refused(head: str, folder: Path) -> None:
+    edit(folder / "config.json", architectures=[f"LlamaFor{head}"])
+    with pytest.raises(ModelLoadError, match=f"LlamaFor{head}: only encoders' heads are served"):
+        load_model(str(folder))
+
+
 def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Path) -> None:
     first = model_digest(saved)
     assert model_digest(folder) == first
@@ -254,3 +268,22 @@ def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Pat
     second = model_digest(folder)
     edit(folder / "config.json", rms_norm_eps=0.1)
     assert len({first, second, model_digest(folder)}) == 3
+
+
+def test_a_quantization_config_of_null_is_none(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config=None)
+    load_model(str(folder))
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text, "quantization_config": None}))
+    load_model(str(folder))
+
+
+@pytest.mark.parametrize("place", ["the model", "its text part", "no mapping"])
+def test_an_unknown_quantization_is_refused_wherever_it_is_written(place: str, folder: Path) -> None:
+    given: Any = "hqq" if place == "no mapping" else {"quant_method": "hqq"}
+    edit(folder / "config.json", quantization_config=given)
+    if place == "its text part":
+        text = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    with pytest.raises(ModelLoadError, match=r"quantized \((hqq|unknown)\), which is not supported"):
+        load_model(str(folder))

@@ -52,8 +52,7 @@ def make_skeleton(uri: str, folder: Path, plan: LoadPlan, ranks: int, quantizati
             with open_tensors(folder, plan.files, plan.rename) as tensors:
                 if plan.is_wrapped and "lm_head.weight" in tensors:
                     config.tie_word_embeddings = False
-                named = any("ForCausalLM" in name for name in config.architectures or ())
-                generates = plan.is_wrapped or named or config.tie_word_embeddings or "lm_head.weight" in tensors
+                generates = plan.names_head or config.tie_word_embeddings or "lm_head.weight" in tensors
                 if shards is not None:
                     form = read_format(uri, plan.config, tensors, quantization)
                     groups = made_groups(quantization) if form is None else form.groups

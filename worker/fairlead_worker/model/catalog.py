@@ -149,6 +149,9 @@ def _rope(kind: str, **settings: object) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **settings}}
 
 
+_STRETCHED: Final = _rope("dynamic", alpha=1000.0, factor=1.0, original_max_position_embeddings=ORIGINAL)
+"""As of HY-MT1.5. The rope is the same for each length, so texts may be longer than the original context."""
+
 SERVED: Final[Mapping[str, Family]] = {
     "llama": Family("llama", path="native"),
     "qwen2": Family("qwen2", path="native"),
@@ -340,7 +343,11 @@ SERVED: Final[Mapping[str, Family]] = {
     "granitemoeshared": Family("granitemoeshared", {**_LOCAL, "shared_intermediate_size": 64}, path="layers", mechanisms="experts"),
     "helium": Family("helium", _HEADS, path="native"),
     "hunyuan_v1_dense": Family("hunyuan_v1_dense", _HEADS, path="native"),
+    "hunyuan_v1_dense with a stretched rope": Family("hunyuan_v1_dense", {**_HEADS, **_STRETCHED}, path="native"),
     "hunyuan_v1_moe": Family("hunyuan_v1_moe", {**_HEADS, "num_experts": 8, "moe_topk": 2}, mechanisms="experts"),
+    "hunyuan_v1_moe with a stretched rope": Family(
+        "hunyuan_v1_moe", {**_HEADS, **_STRETCHED, "num_experts": 8, "moe_topk": 2}, mechanisms="experts"
+    ),
     "hy_v3": Family("hy_v3", {**_HEADS, **_MOE, **_SHARED}, path="layers", mechanisms="experts"),
     "internlm3": Family("internlm3", _HEADS, path="native"),
     "iquestcoder": Family("iquestcoder", _HEADS, path="native"),
@@ -558,7 +565,8 @@ SERVED: Final[Mapping[str, Family]] = {
 UNDIVIDED: Final = frozenset(
     """afmoe; bitnet; ctrl; dbrx; flex_olmo; glm; glm4; gpt-sw3; gpt2; gpt2 with scores by layer; gpt_bigcode;
     gpt_bigcode with all keys; gpt_oss;
-    granite_swa; granitemoe; granitemoe_swa; granitemoeshared; hunyuan_v1_dense; hunyuan_v1_moe; jetmoe; longcat_flash; longrope;
+    granite_swa; granitemoe; granitemoe_swa; granitemoeshared; hunyuan_v1_dense; hunyuan_v1_dense with a stretched rope; hunyuan_v1_moe;
+    hunyuan_v1_moe with a stretched rope; jetmoe; longcat_flash; longrope;
     mimo_v2_flash; minimax_m2; modernbert-decoder; olmo2; olmo3; olmoe; olmoe, clipped; opt; opt with norms after; persimmon; phi3;
     phimoe; stablelm; stablelm in parallel; zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
 )
@@ -609,6 +617,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
     ),
     **_refused(_TWICE, diffllama={}, hrm_text={}),
     **_refused("makes a mask of its own", doge={}),
+    "llama with a classifier's head": Refused("llama", "only encoders' heads are served", {"num_labels": 1}),
     **_refused(
         "layers of type 'minimax_m3_sparse'",
         minimax_m3_vl_text={

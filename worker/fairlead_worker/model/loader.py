@@ -302,8 +302,7 @@ def _read(
         file = find_file(folder, plan.files, without)
         raise ModelLoadError(uri, f"missing weights: {without} of {file} is in float8, and no file has its scale: {AGAIN}")
     missing = sorted(info["missing_keys"])
-    named = any("ForCausalLM" in name for name in config.architectures or ())
-    headless = missing == ["lm_head.weight"] and not plan.is_wrapped and not named
+    headless = missing == ["lm_head.weight"] and not plan.names_head
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     progress("weights", 100, size, size)

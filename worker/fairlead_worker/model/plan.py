@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -12,10 +14,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.adapters import describe_unsupported, register_adapter
 from fairlead_worker.model.dtype import choose_dtype
-from fairlead_worker.model.families.registry import find_definition
+from fairlead_worker.model.families.registry import FAMILIES, find_definition
 from fairlead_worker.model.formats.choose import check_checkpoint, ignore_kv_scheme
 from fairlead_worker.model.formats.gguf import find_gguf
 from fairlead_worker.model.packed import DTYPES
+from fairlead_worker.model.rope import fix_alpha
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.wrappers import plain_config, text_names
 from fairlead_worker.native.library import native
@@ -24,6 +27,9 @@ from fairlead_worker.plugins import PluginError
 from fairlead_worker.sharding.weights import Rename
 
 logger = logging.getLogger(__name__)
+
+_OTHER_HEAD: Final = re.compile(r"Classification|QuestionAnswering|Reward")
+"""Part of an architecture's name whose head predicts no token. The rest of it would load as a causal LM or as an embedder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,11 @@ class LoadPlan:
     files: list[str]
 
     @property
+    def names_head(self) -> bool:
+        """Return whether the files have to have a head. Others without one make embeddings only."""
+        return self.is_wrapped or any("ForCausalLM" in name for name in self.config.architectures or ())
+
+    @property
     def rename(self) -> Rename | None:
         """Return what chooses the decoder's tensors in the files, and names them as here; None: they are taken as they are."""
         if self.is_wrapped:
@@ -58,6 +69,7 @@ def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_m
     """
     config, is_wrapped = _read_config(uri, folder, ranks)
     ignore_kv_scheme(config)
+    fix_alpha(config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, device)
     native_quantization = quantization if quantization == "int8" or (quantization == "int4" and device.type == "cpu") else "none"
@@ -75,12 +87,12 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
-    if "quantization_config" in raw:
-        check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
     try:
         plain = plain_config(raw)
     except ValueError as error:
         raise ModelLoadError(uri, f"config.json: {error}") from error
+    if (given := (plain[0] if plain else raw).get("quantization_config")) is not None:
+        check_checkpoint(uri, given.get("quant_method", "unknown") if isinstance(given, dict) else "unknown", ranks)
     kind = raw.get("model_type") if plain is None else plain[0]["model_type"]
     try:
         known = isinstance(kind, str) and register_adapter(kind)
@@ -88,6 +100,11 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         raise ModelLoadError(uri, str(error)) from error
     if not known:
         raise ModelLoadError(uri, f"unsupported architecture: {describe_unsupported(raw)}")
+    if other := next((name for name in raw.get("architectures") or () if _OTHER_HEAD.search(name)), ""):
+        encoders = ", ".join(sorted(FAMILIES))
+        raise ModelLoadError(
+            uri, f"unsupported architecture: {other}: only encoders' heads are served ({encoders}); take one, or a causal LM"
+        )
     try:
         if plain is not None:
             logger.info("model_type %s: %s is served, as %s", raw["model_type"], "its text part" if plain[1] else "it", kind)

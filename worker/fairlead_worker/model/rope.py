@@ -54,6 +54,18 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     return wanted or steady
 
 
+def fix_alpha(config: PreTrainedConfig) -> None:
+    """Give HunYuan's fixed stretch of the base its plain name, in place: its configs call it `dynamic`, and give an `alpha`.
+
+    The new base is as transformers computes it (`compute_ntk_alpha_rope_parameters`). Other families ignore an `alpha`.
+    """
+    own: Any = config
+    rope = getattr(own, "rope_parameters", None) or {}
+    if own.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe") and rope.get("rope_type") == "dynamic" and (alpha := rope.get("alpha")):
+        size = own.head_dim or own.hidden_size // own.num_attention_heads
+        own.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"] * alpha ** (size / (size - 2))}
+
+
 def fix_long_rope(model: PreTrainedModel, limit: int) -> None:
     """Use longrope's long frequencies for all texts if texts may exceed the original context; transformers uses them for such texts.
 

@@ -23,6 +23,7 @@ WRAPPERS: Final = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "llama4": "llama4_text",

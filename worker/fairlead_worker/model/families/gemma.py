@@ -7,7 +7,10 @@ from fairlead_worker.model.definition import AROUND, Definition, NormNames, wind
 from fairlead_worker.model.layers.norm import RmsNorm
 
 
-def gemma(config: Any, **different: Any) -> Definition:
+def gemma(config: Any, **different: Any) -> Definition | None:
+    """None for a config that lets tokens attend to later ones too, as that of EmbeddingGemma: it is not this decoder."""
+    if getattr(config, "use_bidirectional_attention", False):
+        return None
     return Definition.read(
         config,
         **{
@@ -19,7 +22,7 @@ def gemma(config: Any, **different: Any) -> Definition:
     )
 
 
-def gemma2(config: Any, **different: Any) -> Definition:
+def gemma2(config: Any, **different: Any) -> Definition | None:
     return gemma(
         config,
         **{
@@ -34,13 +37,11 @@ def gemma2(config: Any, **different: Any) -> Definition:
     )
 
 
-def vaultgemma(config: Any) -> Definition:
+def vaultgemma(config: Any) -> Definition | None:
     """Norms before the sublayers alone."""
     return gemma2(config, norms=NormNames(before_attention="input_layernorm", before_mlp="pre_feedforward_layernorm"))
 
 
 def gemma3(config: Any) -> Definition | None:
-    """Layers with windows have a rope of their own. EmbeddingGemma, which attends to later tokens too, is not this decoder."""
-    if getattr(config, "use_bidirectional_attention", False):
-        return None
+    """Layers with windows have a rope of their own."""
     return gemma2(config, head_norms="each", ropes=tuple(config.layer_types))

@@ -73,13 +73,13 @@ def made_groups(quantization: str) -> Groups:
 
 
 def ignore_kv_scheme(config: PreTrainedConfig) -> None:
-    """Drop the scheme of the KV cache from `config`. Checkpoints that quantize nothing else are ordinary ones then."""
+    """Drop the scheme of the KV cache from `config`. Checkpoints that quantize nothing else are ordinary ones then, as those with null."""
     given = getattr(config, "quantization_config", None)
-    if not given or not given.get("kv_cache_scheme"):
-        return
-    config.quantization_config = {**given, "kv_cache_scheme": None}
-    if not given.get("config_groups"):
-        del config.quantization_config
+    if given and given.get("kv_cache_scheme"):
+        config.quantization_config = {**given, "kv_cache_scheme": None}
+        given = given.get("config_groups")
+    if not given:
+        config.__dict__.pop("quantization_config", None)
 
 
 def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
