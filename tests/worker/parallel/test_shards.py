@@ -107,7 +107,7 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
         ("phi3", {"num_key_value_heads": 1, "num_attention_heads": 3, "hidden_size": 48}, "self_attn: its 3 heads cannot be divided by 2"),
         ("minimax_m2", {"num_key_value_heads": 3, "num_attention_heads": 6}, "its 3 heads of keys and values cannot be divided by 2"),
         ("llama", {"intermediate_size": 33}, "model.layers.0.mlp: its 33 inner values cannot be divided by 2"),
-        ("gpt_oss", {}, "the experts model.layers.0.mlp.experts are not of gate_up_proj and down_proj alone"),
+        ("gpt_oss", {"intermediate_size": 33}, "the 33 inner values of model.layers.0.mlp.experts cannot be divided by 2"),
         ("jamba", {"mamba_expand": 1, "hidden_size": 33}, "model.layers.0.mamba: its 33 channels cannot be divided by 2"),
     ],
 )

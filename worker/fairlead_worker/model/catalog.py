@@ -556,11 +556,11 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
 }
 UNDIVIDED: Final = frozenset(
-    """bitnet; ctrl; dbrx; flex_olmo; gpt_oss; granitemoe_swa; jetmoe; mimo_v2_flash; modernbert-decoder; olmoe, clipped;
-    opt with norms after; zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
+    """bitnet; ctrl; dbrx; flex_olmo; granitemoe_swa; jetmoe; mimo_v2_flash; modernbert-decoder; olmoe, clipped; opt with norms after;
+    zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
 )
-"""Those whose weights cannot be divided over ranks: experts with biases (gpt-oss), blocks that layers share (Zamba 2), and transformers' own
-classes without a plan or with a style that is not supported.
+"""Those whose weights cannot be divided over ranks: Zamba 2, whose layers share blocks, and transformers' classes whose plan is missing or
+not supported.
 """
 _INTERFACE: Final = "does not use transformers' attention interface"
 _STATE: Final = "recurrent layers without a definition of our own are not served"

@@ -233,13 +233,12 @@ class Shards:
         """Divide all experts of a layer, stored in two parameters: [experts, 2 * inner, width] (gate over up; or [experts, inner, width]
         of experts without a gate) and [experts, width, inner].
         """
-        names = {name for name, _ in module.named_parameters(recurse=False)}
-        if names not in ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}):
-            raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
         if getattr(module, "is_transposed", False):
             self._transposed_experts(path, module)
             return
-        name = next(iter(names - {"down_proj"}))
+        name, *others = [name for name, _ in module.named_parameters(recurse=False) if name != "down_proj"]
+        if others or name not in ("gate_up_proj", "up_proj"):
+            raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
         sections = 2 if name == "gate_up_proj" else 1
         down, up = module.down_proj, module.get_parameter(name)
         assert isinstance(down, nn.Parameter)
@@ -263,13 +262,18 @@ class Shards:
         self.summed.append(path)
 
     def _transposed_experts(self, path: str, module: Any) -> None:
-        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them."""
+        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them.
+
+        gpt-oss's have biases too, and each up beside its gate.
+        """
         experts, inner, width = module.down_proj.shape
         if module.gate_up_proj.shape != (experts, width, 2 * inner):
             raise Unshardable(f"the experts {path} are laid out as {tuple(module.gate_up_proj.shape)} and {tuple(module.down_proj.shape)}")
         self._even(inner, f"the {inner} inner values of {path}")
-        ranks = Ranks(self.rank, self.size)
-        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(inner, inner, dim=2))
+        ranks, sections = Ranks(self.rank, self.size), (inner, inner) if getattr(module, "is_concatenated", True) else (2 * inner,)
+        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(*sections, dim=2))
+        if getattr(module, "gate_up_proj_bias", None) is not None:
+            self._parameter(f"{path}.gate_up_proj_bias", module, "gate_up_proj_bias", ranks.cut(*sections, dim=1))
         self._parameter(f"{path}.down_proj", module, "down_proj", ranks.cut(inner, dim=1))
         self.summed.append(path)
 
