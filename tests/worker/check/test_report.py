@@ -160,7 +160,7 @@ def test_a_family_that_a_worker_refuses_is_refused_with_its_words(name: str, tmp
         ({}, 5000, r"--max-model-len 5000 is more than the model's 4096"),
         ({"kv_cache_dtype": "fp8"}, 0, r"--kv-cache-dtype fp8 is for GPUs"),
         ({"quantization": "int4", "dtype": "float16"}, 0, r"needs --dtype bfloat16 or float32"),
-        ({"tensor_parallel_size": 3}, 0, r"it cannot be divided \(--tensor-parallel-size 3\): the 4 heads"),
+        ({"tensor_parallel_size": 3}, 0, r"it cannot be divided \(--tensor-parallel-size 3\): model.layers.0.self_attn: its 4 heads"),
     ],
     ids=str,
 )

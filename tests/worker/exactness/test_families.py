@@ -3,18 +3,15 @@
 For all families together, one pass of transformers over each prompt and its output confirms every token, which takes a tenth of `generate`.
 """
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
 from tests.models import LENGTH, build_model, save_model, save_refused
 from tests.worker.exactness.cases import Case, check_cold_and_warm, check_host_tier, check_preempted, few_pages, short_prompts
 from tests.worker.exactness.harness import Engine, confirm_greedy, generate, make_prompts
-from transformers import Mxfp4Config
+from tests.worker.model.checkpoints import save_mxfp4
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
@@ -64,18 +61,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(name: str, tmp_path: Path
 
 
 def test_gpt_oss_as_it_is_published_with_experts_in_mxfp4(tmp_path: Path) -> None:
-    model = save_model("gpt_oss", tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        experts, inputs, outputs = tensors.pop(name).shape
-        tensors[f"{name}_blocks"] = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
-        tensors[f"{name}_scales"] = torch.randint(121, 125, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
-    save_file(tensors, file, {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    asked = {"quantization_config": Mxfp4Config(dequantize=True), "attn_implementation": "eager", "dtype": torch.float32}
-    expected = generate(type(model).from_pretrained(tmp_path, **asked).eval(), PROMPTS)
+    expected = generate(save_mxfp4(tmp_path), PROMPTS)
     assert len({token for tokens in expected for token in tokens}) > 25
     assert Engine(load_model(str(tmp_path), dtype="float32"), chunk=48).serve(PROMPTS) == expected
 

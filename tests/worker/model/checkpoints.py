@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models import save_model
-from transformers import PreTrainedModel
+from transformers import Mxfp4Config, PreTrainedModel
 
 GROUP = 32
 Made = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -217,3 +217,20 @@ def _set(model: PreTrainedModel, name: str, plain: torch.Tensor) -> None:
     half = plain.shape[0]
     part = {"gate_proj": stacked[:half], "up_proj": stacked[half:], "down_proj": stacked}[projection]
     part.copy_(plain)
+
+
+def save_mxfp4(folder: Path, **overrides: Any) -> PreTrainedModel:
+    """Save a gpt-oss as it is published, with experts in MXFP4; return it as transformers reads it, in float32."""
+    model = save_model("gpt_oss", folder, **overrides)
+    file = folder / "model.safetensors"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_scales"] = torch.randint(121, 125, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    asked = {"quantization_config": Mxfp4Config(dequantize=True), "attn_implementation": "eager", "dtype": torch.float32}
+    read: PreTrainedModel = type(model).from_pretrained(folder, **asked)
+    return read.eval()

@@ -7,9 +7,11 @@ which takes a tenth of `generate`; `exactness/test_families.py` has the tokens o
 from pathlib import Path
 
 import pytest
+import torch
 from tests.models import save_model
 from tests.worker.exactness.cases import short_prompts
 from tests.worker.exactness.harness import confirm_greedy
+from tests.worker.model.checkpoints import save_mxfp4
 from tests.worker.model.formats.alone import Alone
 from tests.worker.parallel.pair import Pair
 
@@ -27,6 +29,14 @@ def test_two_ranks_say_what_generate_says(name: str, pair: Pair, tmp_path: Path)
         cold = engine.serve(prompts)
         confirm_greedy(model, prompts, cold)
         assert engine.serve(prompts) == cold, "from the prefix cache"
+
+
+def test_gpt_oss_in_mxfp4_whose_groups_two_ranks_share(pair: Pair, tmp_path: Path) -> None:
+    model = save_mxfp4(tmp_path, intermediate_size=96)
+    with pair.engine(tmp_path, chunk=64) as engine:
+        assert engine.loaded.dtype == torch.float32
+        prompts = short_prompts(engine.loaded)
+        confirm_greedy(model, prompts, engine.serve(prompts))
 
 
 @pytest.mark.parametrize("name", sorted(UNDIVIDED))

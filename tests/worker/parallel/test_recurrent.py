@@ -62,6 +62,8 @@ class Alone:
 class Recorded:
     """Sums over ranks that run one after the other, twice: the first time it only adds up."""
 
+    size = 4
+
     def __init__(self) -> None:
         self.total, self.is_complete = torch.zeros(()), False
 
@@ -87,7 +89,7 @@ def test_four_ranks_share_the_groups_of_a_norm(groups: int) -> None:
     states, recorded, parts = torch.randn(70, 64), Recorded(), list[nn.Module]()
     for rank in range(4):
         part, shards = build(rank)
-        part.load_state_dict({name: _part_of(tensor, shards, f"layers.1.mixer.{name}") for name, tensor in whole.state_dict().items()})
+        part.load_state_dict({name: tensor_part(tensor, shards, f"layers.1.mixer.{name}") for name, tensor in whole.state_dict().items()})
         norm = part.norm
         assert isinstance(norm, GroupNorm)
         norm.ranks = cast(Group, recorded)
@@ -102,7 +104,7 @@ def test_four_ranks_share_the_groups_of_a_norm(groups: int) -> None:
         torch.testing.assert_close(sum(run()), whole(states, Alone()))
 
 
-def _part_of(tensor: torch.Tensor, shards: Shards, name: str) -> torch.Tensor:
+def tensor_part(tensor: torch.Tensor, shards: Shards, name: str) -> torch.Tensor:
     cut = shards.cut_of(name)
     if cut is None:
         return tensor

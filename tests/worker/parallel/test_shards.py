@@ -83,7 +83,7 @@ def test_ranks_that_share_a_kv_head_are_those_whose_heads_attend_to_it() -> None
 @pytest.mark.parametrize(
     ("family", "changes", "size", "cause"),
     [
-        ("gpt2", {}, 2, "no tensor-parallel plan for GPT2LMHeadModel"),
+        ("gpt2", {}, 2, "no tensor-parallel plan for GPT2LMHeadModel"),  # transformers' own class, not ours
         ("phi3", {}, 2, r"its plan has model.layers.0.self_attn.o_proj as rowwise_split_input|qkv_proj as colwise_gather_output"),
         ("llama", {}, 3, r"the 4 heads of model.layers.0.self_attn.q_proj cannot be divided by 3"),
         ("llama", {"intermediate_size": 130}, 4, r"the 130 outputs of model.layers.0.mlp.gate_proj cannot be divided by 4"),
@@ -104,6 +104,10 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
             {"n_groups": 3, "num_heads": 12, "hidden_size": 96},
             "its 3 groups of heads neither divide 2 ranks nor are divided by them",
         ),
+        ("phi3", {"num_key_value_heads": 1, "num_attention_heads": 3, "hidden_size": 48}, "self_attn: its 3 heads cannot be divided by 2"),
+        ("minimax_m2", {"num_key_value_heads": 3, "num_attention_heads": 6}, "its 3 heads of keys and values cannot be divided by 2"),
+        ("llama", {"intermediate_size": 33}, "model.layers.0.mlp: its 33 inner values cannot be divided by 2"),
+        ("gpt_oss", {"intermediate_size": 33}, "the 33 inner values of model.layers.0.mlp.experts cannot be divided by 2"),
         ("jamba", {"mamba_expand": 1, "hidden_size": 33}, "model.layers.0.mamba: its 33 channels cannot be divided by 2"),
     ],
 )
@@ -113,9 +117,19 @@ def test_families_that_cannot_be_divided_say_why(family: str, changes: dict[str,
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("make", "count"), [(partial(build, "qwen2", num_key_value_heads=2), 14), (partial(build_own, "bamba"), 17)])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (partial(build, "qwen2", num_key_value_heads=2), 14),
+        (partial(build_own, "bamba"), 17),
+        (partial(build_own, "phi3"), 8),
+        (partial(build_own, "gpt_bigcode"), 8),
+    ],
+)
 def test_what_all_ranks_add_for_an_adapter_is_what_it_adds(make: Callable[[], PreTrainedModel], count: int, size: int) -> None:
-    """Of every layer of a model with biases and two KV heads, which four ranks share, and of one with two groups of Mamba heads."""
+    """Of every layer of a model with biases and two KV heads, which four ranks share, of one with two groups of Mamba heads,
+    and of two with queries, keys and values in one matrix.
+    """
     whole = make()
     parts = []
     for rank in range(size):

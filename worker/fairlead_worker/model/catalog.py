@@ -563,14 +563,12 @@ SERVED: Final[Mapping[str, Family]] = {
     ),
 }
 UNDIVIDED: Final = frozenset(
-    """afmoe; bitnet; ctrl; dbrx; flex_olmo; glm; glm4; gpt-sw3; gpt2; gpt2 with scores by layer; gpt_bigcode;
-    gpt_bigcode with all keys; gpt_oss;
-    granite_swa; granitemoe; granitemoe_swa; granitemoeshared; hunyuan_v1_dense; hunyuan_v1_dense with a stretched rope; hunyuan_v1_moe;
-    hunyuan_v1_moe with a stretched rope; jetmoe; longcat_flash; longrope;
-    mimo_v2_flash; minimax_m2; modernbert-decoder; olmo2; olmo3; olmoe; olmoe, clipped; opt; opt with norms after; persimmon; phi3;
-    phimoe; stablelm; stablelm in parallel; zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
+    """bitnet; ctrl; dbrx; flex_olmo; granitemoe_swa; jetmoe; mimo_v2_flash; modernbert-decoder; olmoe, clipped; opt with norms after;
+    zamba2; zamba2 with one block""".replace("\n    ", " ").split("; ")
 )
-"""Those whose weights cannot be divided over ranks: transformers has no plan for them, or one that is not supported."""
+"""Those whose weights cannot be divided over ranks: Zamba 2, whose layers share blocks, and transformers' classes whose plan is missing or
+not supported.
+"""
 _INTERFACE: Final = "does not use transformers' attention interface"
 _STATE: Final = "recurrent layers without a definition of our own are not served"
 _INDEXER: Final = "tokens that an indexer chooses"

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from fairlead_worker.model.layers.causal import CausalAttention
 from fairlead_worker.model.layers.mamba2 import GroupNorm
 from fairlead_worker.model.lowbit.linear import is_plain
 from fairlead_worker.sharding.group import Gathered, Group, Summed
@@ -16,7 +17,7 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
     for module in model.modules():
-        if isinstance(module, GroupNorm):
+        if isinstance(module, GroupNorm | CausalAttention):
             module.ranks = group
     if not shards.head:
         return

@@ -1,7 +1,7 @@
 """Our own decoder: computes what the `Definition` of a family says by torch over packed rows. The native library is built from it too.
 
-Its modules have the names of transformers' checkpoints, so that transformers' loader reads every format into it, and adapters and
-tensor-parallel plans find their layers.
+Its modules have the names of transformers' checkpoints, so that transformers' loader reads every format into it, and adapters find their
+layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +18,11 @@ from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.kernels.states import StateSpec
 from fairlead_worker.model.definition import Definition
 from fairlead_worker.model.layers.causal import CausalAttention
-from fairlead_worker.model.layers.latent import PLAN, LatentAttention
+from fairlead_worker.model.layers.latent import LatentAttention
 from fairlead_worker.model.layers.mlp import GatedMlp, PlainMlp
 from fairlead_worker.model.layers.rotary import Rope, StepRotation
 from fairlead_worker.model.layers.stack import Projections
 from fairlead_worker.model.rope import find_frequencies
-from fairlead_worker.model.styles import find_styles
 
 
 class DecoderLayer(nn.Module):
@@ -224,7 +223,6 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
     """A whole model. `families.registry` makes a class of each family."""
 
     base_model_prefix = "model"
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _supports_sdpa = True
     define: Callable[[Any], Definition]
     """Returns the definition of a config."""
@@ -250,19 +248,12 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]  # transformers is not typ
         self._tied_weights_keys = {"lm_head.weight": f"{self.base_model_prefix}.{self.definition.embedding_name}.weight"}
         self.lm_head = nn.Linear(self.definition.width, config.vocab_size, bias=self.definition.head_bias)
         self.post_init()
-        if self.definition.latent is not None:
-            self._tp_plan = {**self._tp_plan, **PLAN}
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise what a checkpoint lacks: routers without a correction of their scores (A.X K1) get zeros."""
         super()._init_weights(module)
         if (correction := module._buffers.get("e_score_correction_bias")) is not None:
             init.zeros_(correction)
-
-    @property
-    def styles(self) -> dict[str, str]:
-        """Return how ranks divide the parts of a model with recurrent layers, by path; transformers' plans say nothing of them."""
-        return {} if self.definition.recurrence is None else dict(find_styles(self))
 
     @property
     def layers(self) -> list[DecoderLayer]:

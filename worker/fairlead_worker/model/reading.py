@@ -49,13 +49,13 @@ def read_model(
     if device.type != "cpu" and find_spec("accelerate"):  # without accelerate, transformers reads to the host first
         given["device_map"] = {"": device}
     given |= further
-    parts = None if shards is None else {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
-    tensors = tensors if parts is None else parts
-    state = dict(tensors) if form is None else widen_weights(form, tensors, dtype, device)
     if (definition := find_definition(config)) is not None and definition.transposed:
         if form is not None:
             raise ValueError("its matrices are transposed, and quantized")
-        state = {name: Transposed(tensor) if _is_matrix(name, tensor) else tensor for name, tensor in tensors.items()}
+        tensors = {name: Transposed(tensor) if _is_matrix(name, tensor) else tensor for name, tensor in tensors.items()}
+    parts = None if shards is None else {key: Part(key, tensor, shards, groups) for key, tensor in tensors.items()}
+    tensors = tensors if parts is None else parts
+    state = dict(tensors) if form is None else widen_weights(form, tensors, dtype, device)
     source: Mapping[str, Any] = {"pretrained_model_name_or_path": None, "state_dict": state}
     if hasattr(config, "quantization_config"):  # of torchao: the files say more than the names of tensors
         source = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "local_files_only": True}
@@ -92,8 +92,20 @@ class Transposed(NamedTuple):
 
     tensor: Any
 
-    def __getitem__(self, index: object) -> torch.Tensor:  # type: ignore[override]  # transformers asks for all of it
-        return torch.transpose(self.tensor[...], 0, 1).contiguous()
+    def __getitem__(self, index: Any) -> torch.Tensor:  # type: ignore[override]  # transformers asks for all of it, a rank for its part
+        if index is Ellipsis:
+            index = (slice(None),)
+        outputs, inputs = (*index, slice(None))[:2]
+        return torch.transpose(self.tensor[inputs, outputs], 0, 1).contiguous()
+
+    def get_shape(self) -> list[int]:
+        """Return [outputs, inputs]."""
+        inputs, outputs = self.tensor.get_shape()
+        return [outputs, inputs]
+
+    def get_dtype(self) -> Any:
+        """Return the dtype as the file names it."""
+        return self.tensor.get_dtype()
 
 
 def _is_matrix(name: str, tensor: Any) -> bool:

@@ -174,7 +174,7 @@ def check_devices(config: WorkerConfig) -> None:
 
 
 class Summed(nn.Module):
-    """A layer whose outputs are summed over the ranks. A bias is added once, after the sum."""
+    """A layer whose outputs are summed over the ranks. A bias is added once."""
 
     deferred = False
     """Whether the outputs are left as this rank's part: the norm that reads them sums."""
@@ -187,6 +187,8 @@ class Summed(nn.Module):
         if hasattr(layer, "in_features"):  # torch's linear layer, or one that keeps fewer bits
             self.in_features, self.out_features = linear.in_features, linear.out_features
             self.bias, linear.bias = None if linear.bias is None else linear.bias.detach(), None
+        elif group.rank and getattr(layer, "down_proj_bias", None) is not None:  # of experts (gpt-oss): the first rank adds it
+            linear.down_proj_bias.zero_()
         self.group = group
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:

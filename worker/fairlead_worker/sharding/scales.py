@@ -32,6 +32,10 @@ ONE = (
 )
 """Tensors with one entry for the whole layer, equal on every rank."""
 SHAPE = "weight_shape"
+MX = ("blocks", "scales")
+"""What follows the name of a weight in MXFP4, of all experts of a layer (gpt-oss)."""
+MX_BYTES = 16
+"""Of a group of 32 numbers with one scale."""
 WORD_BITS = {"I32": 32, "U8": 8}
 """Bits of words that pack several numbers."""
 
@@ -73,6 +77,34 @@ class Shape:
         shape: torch.Tensor = tensor[...].clone()
         shape[self.cut.dim] = sum(part.end - part.begin for part in self.cut.parts)
         return shape
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A rank's part of experts' blocks [experts, outputs, groups, 16] in MXFP4, which may divide a group: some bytes of each output."""
+
+    begin: int
+    end: int
+
+    def read(self, tensor: Any) -> torch.Tensor:
+        """Return [experts, outputs, bytes]."""
+        first = self.begin // MX_BYTES
+        groups: torch.Tensor = tensor[:, :, first : -(-self.end // MX_BYTES)]
+        return groups.flatten(2)[..., self.begin - first * MX_BYTES : self.end - first * MX_BYTES]
+
+
+def find_mx_part(key: str, cut: Cut) -> Cut | Spread | Bytes:
+    """Return the part of tensor `key` of experts in MXFP4, of whose weight [experts, inputs, outputs] the rank has `cut`. Raises
+    Unshardable.
+    """
+    if cut.dim == 2:
+        return replace(cut, dim=1)
+    if cut.begin % 2 or cut.end % 2:
+        raise Unshardable(f"{key} has two numbers in a byte, and {_part(replace(cut, dim=1))} does not begin and end between two bytes")
+    if key.endswith(MX[0]):
+        return Bytes(cut.begin // 2, cut.end // 2)
+    finer = math.gcd(cut.begin, cut.end, 2 * MX_BYTES)
+    return Spread(2, tuple(place // (2 * MX_BYTES) for place in range(cut.begin, cut.end, finer)))
 
 
 def find_part(key: str, shape: list[int], kind: str, cut: AnyCut, groups: Groups) -> Cut | Pieces | Spread | Shape | None:

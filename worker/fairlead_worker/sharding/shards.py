@@ -1,8 +1,9 @@
-"""A rank's part of each weight, as data, from the model's own tensor-parallel plan (transformers' `base_model_tp_plan`).
+"""A rank's part of each weight, as data.
 
 Column-wise: a linear layer keeps some of its outputs. Row-wise: it keeps some of its inputs, and outputs are summed over the ranks
 (Shoeybi et al. 2019, Megatron-LM). Attention projections are cut between heads; if there are more ranks than KV heads, ranks share a
-KV head. A recurrent layer says itself which heads or channels a rank keeps (`Ranks`), and its model how the rest is divided (`styles`).
+KV head. Layers of our own have `divide`, which says what a rank keeps (`Ranks`). A model that has none of them is divided by transformers'
+tensor-parallel plan (`base_model_tp_plan`).
 """
 
 import re
@@ -18,9 +19,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-COLUMNS, ROWS, PACKED, EXPERTS = "colwise", "rowwise", "packed_colwise", "moe_tp_experts"
-HALVES, RECURRENT, REPLICATE = "halves", "recurrent", "replicate"
-"""Styles of our own: a linear layer of gate and up side by side, each by its outputs; a layer that has `divide`; whole on every rank."""
+COLUMNS, ROWS, EXPERTS = "colwise", "rowwise", "moe_tp_experts"
 WHOLE = ("replicate", "embedding")
 """Prefixes of styles that keep a tensor whole on every rank. An embedding is only looked up in: dividing it would save memory and cost a
 sum."""
@@ -86,6 +85,16 @@ class Ranks(NamedTuple):
             raise Unshardable(f"its {count} {what} cannot be divided by {self.size}")
         return count // self.size
 
+    def span(self, heads: int, what: str) -> tuple[int, int]:
+        """Return this rank's share of so many heads, from the first to the one after the last; of fewer heads than ranks, the one that it
+        shares with others. Raises Unshardable.
+        """
+        if heads < self.size and self.size % heads == 0:
+            head = self.rank * heads // self.size
+            return head, head + 1
+        each = self.share(heads, what)
+        return self.rank * each, (self.rank + 1) * each
+
     def cut(self, *sections: int, dim: int = 0) -> AnyCut:
         """Return this rank's part of sections of these sizes side by side, each divided evenly."""
         shares = [size // self.size for size in sections]
@@ -108,6 +117,13 @@ class Divided(NamedTuple):
     """(in_features, out_features) of the whole."""
 
 
+class Elsewhere(nn.Module):
+    """What only the first rank adds to a sum: LongCat-Flash's experts without weights."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(states)
+
+
 class Shards:
     """The parts of one rank, for modules and for the tensors of a checkpoint."""
 
@@ -125,38 +141,42 @@ class Shards:
 
     def shrink(self, model: PreTrainedModel) -> None:
         """Shrink the layers of `model` (on the meta device, without weights) to this rank's part. Raises Unshardable."""
-        own: dict[str, str] = getattr(model, "styles", {})
-        plan, done = _plan(model, bool(own)), "/"
         self._renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+        if any(hasattr(module, "divide") for module in model.modules()):
+            self._shrink_own(model)
+        else:
+            self._shrink_by_plan(model, _plan(model))
+        if not self.summed:
+            raise Unshardable("its plan divides none of its layers")
+
+    def _shrink_own(self, model: PreTrainedModel) -> None:
+        """Divide the layers that have `divide`, experts, and the head."""
         for path, module in list(model.named_modules()):
-            style = own.get(path) or _style(plan, path)
-            if path.endswith((".q_norm", ".k_norm")):
-                self._norms_of_heads(path, module)
-            if style is None or style.startswith(WHOLE) or path.startswith(done):
+            if hasattr(module, "divide"):
+                self._layer(path, module)
+            elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
+                self._experts(path, module)
+            elif module is model.get_output_embeddings():
+                assert isinstance(module, nn.Linear)
+                self._vocabulary(model, path, module)
+
+    def _shrink_by_plan(self, model: PreTrainedModel, plan: Mapping[str, str]) -> None:
+        for path, module in list(model.named_modules()):
+            style = _style(plan, path)
+            if style is None or style.startswith(WHOLE):
                 continue
             if style == EXPERTS:
-                self._experts(path, module, plan)
-            elif style == RECURRENT:
-                self._recurrent(path, module)
-                done = f"{path}."
+                self._experts(path, module)
             elif not isinstance(module, nn.Linear):
                 raise Unshardable(f"{path} is no plain linear layer (but {type(module).__name__})")
             elif style == COLUMNS:
                 self._columns(path, module, *self._outputs(model, path, module))
-            elif style == HALVES:
-                inner = module.out_features // 2
-                self._even(inner, f"the {inner} gates of {path}")
-                self._linear(path, module, Ranks(self.rank, self.size).cut(inner, inner))
             elif style == ROWS:
                 self._rows(path, module)
             elif style in HEAD and module is model.get_output_embeddings():
                 self._vocabulary(model, path, module)
             else:
                 raise Unshardable(f"its plan has {path} as {style}, which is not supported")
-        if not self.summed:
-            raise Unshardable("its plan divides none of its layers")
-        if not self.divided.keys() - {self.head}:
-            raise Unshardable("its plan divides its experts alone")
 
     def cut_of(self, key: str) -> AnyCut | None:
         """Return the cut of a checkpoint's tensor, ignoring name prefixes; None: every rank has the whole tensor.
@@ -180,16 +200,8 @@ class Shards:
         begin, end = self._even(module.in_features, f"the {module.in_features} inputs of {path}")
         self._linear(path, module, Cut(1, begin, end, module.in_features))
 
-    def _norms_of_heads(self, path: str, norm: nn.Module) -> None:
-        """Keep those of norms [heads, head_dim] whose queries or keys this rank has."""
-        weight: Any = getattr(norm, "weight", None)
-        cut = self._cuts.get(_relative(path.replace("_norm", "_proj")) + ".weight")
-        if isinstance(cut, Cut) and weight is not None and weight.dim() == 2:
-            heads, dim = weight.shape
-            self._parameter(f"{path}.weight", norm, "weight", Cut(0, cut.begin // dim, cut.end // dim, heads))
-
-    def _recurrent(self, path: str, module: Any) -> None:
-        """Divide a recurrent layer as it says: name of a linear layer, of another part or of a parameter -> its cut. Names that the layer
+    def _layer(self, path: str, module: Any) -> None:
+        """Divide a layer of our own as it says: name of a linear layer, of another part or of a parameter -> its cut. Names that the layer
         lacks are those of a checkpoint's tensors.
         """
         try:
@@ -217,25 +229,24 @@ class Shards:
         if not model.config.get_text_config(decoder=True).tie_word_embeddings:
             self._columns(path, module, *self._even(module.out_features, path))
 
-    def _experts(self, path: str, module: nn.Module, plan: Mapping[str, str]) -> None:
+    def _experts(self, path: str, module: Any) -> None:
         """Divide all experts of a layer, stored in two parameters: [experts, 2 * inner, width] (gate over up; or [experts, inner, width]
         of experts without a gate) and [experts, width, inner].
         """
-        styles = {name: _style(plan, f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
-        if styles == {"gate_up_proj": "packed_rowwise", "down_proj": COLUMNS}:
+        if getattr(module, "is_transposed", False):
             self._transposed_experts(path, module)
             return
-        if styles not in ({"gate_up_proj": PACKED, "down_proj": ROWS}, {"up_proj": COLUMNS, "down_proj": ROWS}):
+        name, *others = [name for name, _ in module.named_parameters(recurse=False) if name != "down_proj"]
+        if others or name not in ("gate_up_proj", "up_proj"):
             raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
-        name = next(iter(styles.keys() - {"down_proj"}))
         sections = 2 if name == "gate_up_proj" else 1
         down, up = module.down_proj, module.get_parameter(name)
         assert isinstance(down, nn.Parameter)
         experts, width, inner = down.shape
-        if up.shape != (experts, sections * inner, width):
+        if up.shape[1:] != (sections * inner, width):
             raise Unshardable(f"the experts {path} are laid out as {tuple(up.shape)} and {tuple(down.shape)}")
         begin, end = self._even(inner, f"the {inner} inner values of {path}")
-        setattr(module, name, _empty(up, experts, sections * (end - begin), width))
+        setattr(module, name, _empty(up, len(up), sections * (end - begin), width))
         module.down_proj = _empty(down, experts, width, end - begin)
         # Checkpoints store each expert's own matrices, Mixtral's under other names, or one tensor of all: Granite's, Gemma 4's.
         block = _relative(path).removesuffix(".experts")
@@ -246,16 +257,23 @@ class Shards:
         for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
             for each in names:
                 self._set(f"{block}.experts.*.{each}.weight", Cut(dim, begin, end, inner))
+        if self.rank and hasattr(module, "identity_expert"):
+            module.identity_expert = Elsewhere()
         self.summed.append(path)
 
     def _transposed_experts(self, path: str, module: Any) -> None:
-        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them."""
+        """Divide experts in parameters [experts, width, 2 * inner] and [experts, inner, width], as checkpoints of Llama 4 store them.
+
+        gpt-oss's have biases too, and each up beside its gate.
+        """
         experts, inner, width = module.down_proj.shape
         if module.gate_up_proj.shape != (experts, width, 2 * inner):
             raise Unshardable(f"the experts {path} are laid out as {tuple(module.gate_up_proj.shape)} and {tuple(module.down_proj.shape)}")
         self._even(inner, f"the {inner} inner values of {path}")
-        ranks = Ranks(self.rank, self.size)
-        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(inner, inner, dim=2))
+        ranks, sections = Ranks(self.rank, self.size), (inner, inner) if getattr(module, "is_concatenated", True) else (2 * inner,)
+        self._parameter(f"{path}.gate_up_proj", module, "gate_up_proj", ranks.cut(*sections, dim=2))
+        if getattr(module, "gate_up_proj_bias", None) is not None:
+            self._parameter(f"{path}.gate_up_proj_bias", module, "gate_up_proj_bias", ranks.cut(*sections, dim=1))
         self._parameter(f"{path}.down_proj", module, "down_proj", ranks.cut(inner, dim=1))
         self.summed.append(path)
 
@@ -282,19 +300,13 @@ class Shards:
             raise Unshardable(f"two of its layers are called {name.rpartition('.')[0]}, and a rank's parts of them differ")
 
     def _outputs(self, model: PreTrainedModel, path: str, module: nn.Linear) -> tuple[int, int]:
-        unit = self._unit_of(model.get_submodule(_parent(path)), path.rpartition(".")[2])
+        head: Any = getattr(model.get_submodule(_parent(path)), "head_dim", 1)
+        unit = head if isinstance(head, int) else 1
         heads = module.out_features // unit
         if unit > 1 and path.endswith((".k_proj", ".v_proj")) and heads < self.size and self.size % heads == 0:
             head = self.rank * heads // self.size
             return head * unit, (head + 1) * unit
         return self._even(module.out_features, f"the {heads} heads of {path}" if unit > 1 else f"the {heads} outputs of {path}", unit)
-
-    @staticmethod
-    def _unit_of(parent: nn.Module, name: str) -> int:
-        """Return the number of outputs of a layer that stay together: a head's. `units` of its parent has them by name, if they differ."""
-        units: Any = getattr(parent, "units", {})
-        head = units.get(name) or getattr(parent, "head_dim", 1)
-        return head if isinstance(head, int) else 1
 
     def _even(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
         if count // unit % self.size:
@@ -303,10 +315,10 @@ class Shards:
         return self.rank * each, (self.rank + 1) * each
 
 
-def _plan(model: PreTrainedModel, optional: bool) -> dict[str, str]:
-    """Return the plan of transformers. optional: whether there may be none."""
+def _plan(model: PreTrainedModel) -> dict[str, str]:
+    """Return the plan of transformers. Raises Unshardable if there is none."""
     body = getattr(model.config.get_text_config(decoder=True), "base_model_tp_plan", None) or {}
-    if not body and not optional:
+    if not body:
         raise Unshardable(f"transformers has no tensor-parallel plan for {type(model).__name__}")
     return {**body, **(model._tp_plan or {})}
 

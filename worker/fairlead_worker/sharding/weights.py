@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
+from fairlead_worker.sharding.scales import MX, Bytes, Groups, Shape, Spread, check_made, find_mx_part, find_part
 from fairlead_worker.sharding.shards import Cut, Pieces, Shards
 
 Rename = Callable[[Iterable[str]], Mapping[str, str]]
@@ -37,10 +37,13 @@ class Part:
             case place:
                 return place.read(self._tensor)
 
-    def place(self) -> Cut | Pieces | Spread | Shape | None:
+    def place(self) -> Cut | Pieces | Spread | Shape | Bytes | None:
         """Return which part this is; None: all. Raises Unshardable if there is none."""
         if (cut := self._shards.cut_of(self._key)) is not None:
             return cut
+        weight, _, name = self._key.rpartition("_")
+        if name in MX and isinstance(cut := self._shards.cut_of(weight), Cut):
+            return find_mx_part(self._key, cut)
         layer, _, name = self._key.rpartition(".")
         if name == "weight" or (cut := self._shards.cut_of(f"{layer}.weight")) is None:
             return None

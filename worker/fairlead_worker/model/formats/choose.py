@@ -20,7 +20,7 @@ from fairlead_worker.sharding.scales import Groups
 
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "", "gptq": "", "fp8": "", "mxfp4": ""}
 """`quant_method` of a checkpoint -> the package that it needs. transformers reads torchao's, and this folder all others."""
-DIVIDED = ("compressed-tensors", "fp8", "awq", "gptq")
+DIVIDED = ("compressed-tensors", "fp8", "awq", "gptq", "mxfp4")
 """Methods whose weights a rank can read in part. The layouts of the others are specific to their kernels."""
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
 """Suffixes of tensors that exist only beside quantized weights. Without this check such weights would be read as plain ones."""

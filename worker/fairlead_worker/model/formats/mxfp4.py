@@ -11,7 +11,10 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 
 class Mxfp4(Format):
-    """Weights of all experts of a layer: blocks [experts, outputs, groups, 16] and scales [experts, outputs, groups] uint8."""
+    """Weights of all experts of a layer: blocks [experts, outputs, groups, 16] and scales [experts, outputs, groups] uint8.
+
+    A rank's part of a group has a scale too, and no dimension of groups (`sharding.scales.Bytes`).
+    """
 
     method = "mxfp4"
 
@@ -24,4 +27,4 @@ class Mxfp4(Format):
         return "experts in MXFP4 have no product in gpt-oss's layout"
 
     def widen(self, weight: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
-        return widen_mx(parts["blocks"].flatten(-2), parts["scales"]).transpose(1, 2).to(dtype).contiguous()
+        return widen_mx(parts["blocks"].flatten(2), parts["scales"]).transpose(1, 2).to(dtype).contiguous()

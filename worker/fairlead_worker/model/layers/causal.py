@@ -9,9 +9,12 @@ from torch import nn
 
 from fairlead_worker.kernels.base import LayerSpec, StepContext
 from fairlead_worker.model.attention import sink_numbers
+from fairlead_worker.model.layers.norm import mean_square
 from fairlead_worker.model.layers.rotary import StepRotation
-from fairlead_worker.model.layers.stack import Projections, Stack
+from fairlead_worker.model.layers.stack import Projections
 from fairlead_worker.model.lowbit.linear import is_plain
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.shards import AnyCut, Cut, Ranks
 
 HeadNorms = Literal["none", "each", "own", "all"]
 """Norms of queries and keys: none, of each head, of each head by its own weights, or of all heads together."""
@@ -54,7 +57,7 @@ class CausalAttention(Projections):
         names: AttentionNames = LLAMA,
         parts: int = 3,
     ) -> None:
-        """spec: of the whole model. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
+        """spec: of the whole layer. index: among layers with attention. make_norm: for a width. stacked: see `add_projections`.
         parts: how many of `PARTS` it has. make_head_norm, rotates_first, by_head: see `Definition`.
 
         gated: `q_proj` has a gate after each head's query, which the head's output is multiplied by (Qwen3-Next).
@@ -62,6 +65,8 @@ class CausalAttention(Projections):
         super().__init__()
         self.index, self.head_dim, self.head_norms, self.rotates_first = index, spec.key_dim, head_norms, rotates_first
         self._spec, self.gated, self.by_head, self.names, self.STACK = spec, gated, by_head, names, names.stack
+        self.ranks: Group | None = None
+        """Those that share the heads; None while the model is not connected."""
         self.orders: dict[str, torch.Tensor] = {}
         """Name of a projection whose outputs have another order than in the checkpoint -> their numbers there."""
         sizes = [heads * self.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
@@ -79,21 +84,30 @@ class CausalAttention(Projections):
     @property
     def spec(self) -> LayerSpec:
         """Return what the layer needs of attention; of a sharded model, this rank's part."""
-        heads, kv_heads = self._spec.heads, self._spec.kv_heads
-        if self.whole is None or isinstance(self.whole, Stack):
-            heads, *of_keys = (getattr(self, name).out_features // self.head_dim for name in self.PARTS[:2])
-            heads //= 1 + self.gated
-            kv_heads = of_keys[0] if of_keys else max(1, kv_heads * heads // self._spec.heads)
-        else:
-            total = (heads + 2 * kv_heads) * self.head_dim
-            heads, kv_heads = (count * self.whole.out_features // total for count in (heads, kv_heads))
-        sinks = None if self.sinks is None else sink_numbers(self.sinks)
-        return replace(self._spec, heads=heads, kv_heads=kv_heads, sinks=sinks)
+        return replace(self._spec, sinks=None if self.sinks is None else sink_numbers(self.sinks))
 
-    @property
-    def units(self) -> dict[str, int]:
-        """Return the outputs of a projection that a rank keeps together, by its name, where they are not a head's."""
-        return {self.STACK: 3 * self.head_dim} if self.by_head else {}
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's heads; return the parts of its tensors, by name. Raises Unshardable."""
+        heads, kv_heads, dim = self._spec.heads, self._spec.kv_heads, self.head_dim
+        ranks.share(heads, "heads")
+        of_queries, of_keys = ranks.span(heads, "heads"), ranks.span(kv_heads, "heads of keys and values")
+        units = (dim * (1 + self.gated), dim, dim)
+        spans = [(begin * unit, end * unit) for (begin, end), unit in zip((of_queries, of_keys, of_keys), units, strict=True)]
+        cuts, whole = {self.names.output: ranks.cut(heads * dim, dim=1)}, self.sizes
+        if self.by_head:
+            cuts[self.STACK] = ranks.cut(sum(self.sizes))
+            self.divide_projections(spans)
+        else:
+            cuts |= self.divide_projections(spans[: len(self.sizes)])
+        if self.sinks is not None:
+            cuts["sinks"] = Cut(0, *of_queries, heads)
+        norms = self.names.query_norm, self.names.key_norm
+        if self.head_norms == "own":
+            cuts |= {norms[0]: Cut(0, *of_queries, heads), norms[1]: Cut(0, *of_keys, kv_heads)}
+        elif self.head_norms == "all":
+            cuts |= {name: Cut(0, *span, size) for name, span, size in zip(norms, spans, whole, strict=False)}
+        self._spec = replace(self._spec, heads=of_queries[1] - of_queries[0], kv_heads=of_keys[1] - of_keys[0])
+        return cuts
 
     def stack(self) -> bool:
         """Stack queries, keys and values, in place, as `Projections.stack`; or put them in this order in their one matrix."""
@@ -119,7 +133,10 @@ class CausalAttention(Projections):
         else:
             query, key, value = self.project(states)
         output, query_norm, key_norm = self.parts
-        if self.head_norms == "all":
+        if self.head_norms == "all" and self.ranks is not None:
+            means = self.ranks.add(torch.cat((mean_square(query), mean_square(key)), -1)) / self.ranks.size
+            query, key = query_norm(query, mean=means[:, :1]), key_norm(key, mean=means[:, 1:])
+        elif self.head_norms == "all":
             query, key = query_norm(query), key_norm(key)
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in (query, key, value))
         if self.gated:

@@ -19,6 +19,7 @@ from fairlead_worker.model.layers.heads import HeadLinear
 from fairlead_worker.model.layers.norm import RmsNorm
 from fairlead_worker.model.layers.rotary import StepRotation
 from fairlead_worker.model.layers.stack import Projections
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 EPSILON = 1e-6
 """Of norms of latents, whatever a config says of others."""
@@ -51,14 +52,6 @@ class LatentSizes:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
-PLAN = {
-    **dict.fromkeys((f"layers.*.self_attn.{name}" for name in ("q_proj", "q_b_proj", "kv_b_proj")), "colwise"),
-    "layers.*.self_attn.kv_a_proj_with_mqa": "replicate",
-    "layers.*.self_attn.o_proj": "rowwise",
-}
-"""Of tensor parallelism: ranks share the heads, and each has all latents."""
-
-
 class Absorbed(nn.Module):
     """The two halves of `kv_b_proj`, each on its own side of the attention."""
 
@@ -75,7 +68,7 @@ class LatentAttention(Projections):
     STACK = "qkv_a_proj"
 
     def __init__(self, width: int, index: int, spec: LayerSpec, sizes: LatentSizes, bias: bool) -> None:
-        """spec: of the whole model. index: among layers with attention. bias: of the first projections and the last one."""
+        """spec: of the whole layer. index: among layers with attention. bias: of the first projections and the last one."""
         super().__init__()
         self.index, self.latent, self._spec = index, sizes, spec
         heads, rank = spec.heads, sizes.q_lora_rank
@@ -89,14 +82,21 @@ class LatentAttention(Projections):
         self.kv_a_layernorm = RmsNorm(sizes.kv_lora_rank, EPSILON)
         self.kv_b_proj: Any = nn.Linear(sizes.kv_lora_rank, heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), bias=False)
         self.o_proj = nn.Linear(heads * sizes.v_head_dim, width, bias)
-        self.units = {"q_proj": sizes.query, "q_b_proj": sizes.query, "kv_b_proj": sizes.qk_nope_head_dim + sizes.v_head_dim}
-        """Outputs of projections that tensor parallelism leaves together."""
 
     @property
     def spec(self) -> LayerSpec:
         """Return what the layer needs of attention; of a sharded model, this rank's part."""
-        last: Any = self.q_b_proj if self.q_proj is None else self.q_proj
-        return replace(self._spec, heads=last.out_features // self.latent.query)
+        return self._spec
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's heads, and all latents; return the parts of its tensors, by name. Raises Unshardable."""
+        sizes, heads = self.latent, self._spec.heads
+        self._spec = replace(self._spec, heads=ranks.share(heads, "heads"))
+        return {
+            "q_b_proj" if self.q_proj is None else "q_proj": ranks.cut(heads * sizes.query),
+            "kv_b_proj": ranks.cut(heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)),
+            "o_proj": ranks.cut(heads * sizes.v_head_dim, dim=1),
+        }
 
     def absorb(self) -> None:
         """Divide `kv_b_proj` for `forward`, in the dtype of the norms, once its weights are there. Raises UnsupportedAttention."""

@@ -12,6 +12,7 @@ from fairlead_worker.model.fused.library import DTYPES, Library
 from fairlead_worker.model.layers.stack import Projections, Stack
 from fairlead_worker.model.lowbit.linear import Fp8Linear
 from fairlead_worker.sharding.group import Summed
+from fairlead_worker.sharding.shards import AnyCut, Ranks
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
@@ -89,6 +90,13 @@ class GatedMlp(Projections):
         self.add_module(self.DOWN, nn.Linear(inner, width, bias))
         self.activation = activation
 
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's inner values; return the parts of its tensors, by name. Raises Unshardable."""
+        inner = self.sizes[0]
+        each = ranks.share(inner, "inner values")
+        span = ranks.rank * each, (ranks.rank + 1) * each
+        return {**self.divide_projections([span, span]), self.DOWN: ranks.cut(inner, dim=1)}
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""
         out: torch.Tensor = getattr(self, self.DOWN)(self._activate(states))
@@ -147,6 +155,12 @@ class PlainMlp(nn.Module):
         """Return the two layers."""
         first, last = (getattr(self, name) for name in self.names)
         return first, last
+
+    def divide(self, ranks: Ranks) -> dict[str, AnyCut]:
+        """Keep a rank's inner values; return the parts of its tensors, by name. Raises Unshardable."""
+        (first, last), inner = self.names, self.matrices[0].out_features
+        ranks.share(inner, "inner values")
+        return {first: ranks.cut(inner), last: ranks.cut(inner, dim=1)}
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for states [T, width]."""

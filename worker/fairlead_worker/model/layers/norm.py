@@ -11,6 +11,11 @@ from fairlead_worker.model.fused.sums import RankSum
 from fairlead_worker.model.lowbit.rows import Rounder, attach
 
 
+def mean_square(states: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squares, [..., 1] float32, of states [..., width]."""
+    return states.float().square().mean(-1, keepdim=True)
+
+
 class RmsNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) * (weight, weight + 1 as in Gemma, or 1), in float32 (Zhang and Sennrich 2019)."""
 
@@ -26,11 +31,13 @@ class RmsNorm(nn.Module):
         self.weight: Any = nn.Parameter(torch.empty(width)) if weight else None
         self.width, self.eps, self.plus_one = width, eps, plus_one
 
-    def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, residual: torch.Tensor | None = None, mean: torch.Tensor | None = None) -> torch.Tensor:
         """Return the norm of states [..., width], or of residual + states, where `residual` [T, width] becomes the sum.
 
-        The residual may be in float32 with states of 16 bits.
+        The residual may be in float32 with states of 16 bits. mean: of the squares [..., 1], if other ranks have a part of the width.
         """
+        if mean is not None:
+            return self._plain(states, mean)
         fast = self.kernels is not None and states.dtype in DTYPES and (residual is None or residual.dtype == states.dtype)
         fast = fast and self.weight is not None
         if residual is None:
@@ -44,9 +51,9 @@ class RmsNorm(nn.Module):
         residual += states
         return self._plain(residual).to(states.dtype)
 
-    def _plain(self, states: torch.Tensor) -> torch.Tensor:
+    def _plain(self, states: torch.Tensor, mean: torch.Tensor | None = None) -> torch.Tensor:
         wide = states.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        wide = wide * torch.rsqrt((mean_square(wide) if mean is None else mean) + self.eps)
         if self.weight is not None:
             weight = self.weight.float()
             wide = wide * (weight + 1 if self.plus_one else weight)

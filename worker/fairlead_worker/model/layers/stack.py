@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear, is_plain
+from fairlead_worker.sharding.shards import AnyCut, Cut, cut_spans
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -50,7 +51,7 @@ class Projections(nn.Module):
     """Name of the stack, or of the one layer that a checkpoint has instead of the parts."""
     PARTS: tuple[str, ...]
     sizes: list[int]
-    """Outputs of each part, of the whole model."""
+    """Outputs of each part; of a sharded model, this rank's."""
 
     def add_projections(self, width: int, sizes: list[int], bias: bool, stacked: bool) -> None:
         """stacked: whether the checkpoint has one matrix for all parts, as Phi-3's."""
@@ -93,8 +94,14 @@ class Projections(nn.Module):
         if whole is None:
             return [getattr(self, name)(states) for name in self.PARTS]
         outputs = self.multiply(states)
-        sizes = whole.sizes if isinstance(whole, Stack) else [size * outputs.shape[-1] // sum(self.sizes) for size in self.sizes]
-        return torch.split(outputs, sizes, -1)
+        return torch.split(outputs, whole.sizes if isinstance(whole, Stack) else self.sizes, -1)
+
+    def divide_projections(self, spans: Sequence[tuple[int, int]]) -> dict[str, AnyCut]:
+        """Keep of each part's outputs a span (begin, end); return the parts of their tensors, by name."""
+        sizes, self.sizes = self.sizes, [end - begin for begin, end in spans]
+        if self.whole is not None:
+            return {self.STACK: cut_spans(sizes, spans)}
+        return {name: Cut(0, *span, size) for name, span, size in zip(self.PARTS, spans, sizes, strict=True)}
 
 
 def _stacked(parts: Sequence[Any]) -> nn.Linear:

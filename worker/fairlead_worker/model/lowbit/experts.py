@@ -56,8 +56,8 @@ class ExpertWeights:
 
 
 def widen_mx(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return MXFP4 numbers, values [..., inputs / 2] and scale [..., inputs / MX_GROUP] uint8, as [..., inputs] float32."""
-    unpacked = unpack_float4(values).view(*scale.shape, MX_GROUP)
+    """Return MXFP4 numbers, values [..., inputs / 2] and scale [..., groups] uint8, as [..., inputs] float32."""
+    unpacked = unpack_float4(values).view(*scale.shape, -1)
     return torch.ldexp(unpacked, scale[..., None].int() - 127).flatten(-2)
 
 
