@@ -140,12 +140,15 @@ def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     assert torch.equal(down.weight, plain.get_parameter("model.layers.0.mlp.down_proj.weight").to(torch.bfloat16))
 
 
-def add_predictor(folder: Path) -> None:
-    """Add a predictor of further tokens, whose layer has the number of one of the decoder's, and other scales."""
+def add_predictor(folder: Path, source: str = "model.layers.0.", name: str = "mtp.layers.0.", quantized: bool = True) -> None:
+    """Add a layer that predicts further tokens: that of `source`, with other scales, or without any and in bfloat16."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    own = {name: 3 * tensor if "scale" in name else tensor.clone() for name, tensor in tensors.items() if "layers.0." in name}
-    save_file(tensors | {name.replace("model.", "mtp."): tensor for name, tensor in own.items()}, path, metadata={"format": "pt"})
+    own = {stored: 3 * tensor if "scale" in stored else tensor for stored, tensor in tensors.items() if stored.startswith(source)}
+    if not quantized:
+        own = {stored: tensor.to(torch.bfloat16) for stored, tensor in own.items() if "scale" not in stored}
+    own = {name + stored.removeprefix(source): tensor.clone() for stored, tensor in own.items()}
+    save_file(tensors | own, path, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("capability", [None, (9, 0)])
