@@ -1,5 +1,6 @@
 """Checkpoints whose experts stay in 8 bits: their numbers, ranks' parts, and why others are widened."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from tests.worker.model.formats.alone import Alone, pretend_gpu
 from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, add_predictor, fp8_of_scalars, ragged, save
 from transformers import AutoConfig, PreTrainedModel
 
+from fairlead_worker.check.gpus import GPUS
+from fairlead_worker.check.report import check_model
+from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import experts
@@ -124,6 +128,18 @@ def test_experts_that_predict_further_tokens_are_not_the_decoders(form: Form, na
     layers = kept(load_model(str(tmp_path), dtype="bfloat16").model)
     assert len(layers) == len(wide)
     assert all(torch.equal(layer.down.numbers(), module.down_proj) for layer, module in zip(layers, wide, strict=True))
+
+
+def test_a_config_without_sizes_of_plain_layers_is_read(tmp_path: Path) -> None:
+    """That of Qwen3.5 with experts has no `intermediate_size`."""
+    plain = save(Form(ragged, BLOCKS, SIZES | {"shared_expert_intermediate_size": 128}, "qwen3_5_moe (text)"), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["intermediate_size"]
+    path.write_text(json.dumps(config))
+    assert len(kept(load_model(str(tmp_path), dtype="bfloat16").model)) == plain.config.num_hidden_layers
+    report = check_model(WorkerConfig(model=f"file://{tmp_path}", dtype="bfloat16"), tmp_path, GPUS["H100"])
+    assert report.served and report.quantization == "fp8, kept"
 
 
 def test_a_missing_expert_is_said(tmp_path: Path) -> None:

@@ -207,6 +207,8 @@ def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str
         (config_of({}), torch.bfloat16, 1, ""),
         (config_of({}, AUTO_FP8), torch.bfloat16, 2, ""),
         (config_of({"num_experts": 4, "head_dim": 128}, kind="qwen3_moe"), torch.bfloat16, 2, ""),
+        (config_of({"head_dim": 128, "shared_expert_intermediate_size": 256}, kind="qwen3_5_moe_text"), torch.bfloat16, 2, ""),
+        (config_of({"head_dim": 128, "shared_expert_intermediate_size": 128}, kind="qwen3_5_moe_text"), torch.bfloat16, 2, "128 outputs"),
         (config_of({}), torch.float16, 1, "products of float8 are for --dtype bfloat16"),
         (config_of({}, FORMS["float8 in blocks"].about), torch.bfloat16, 1, "its blocks are of 16 by 32, and products are for 128 by 128"),
         (config_of({}), torch.bfloat16, 2, "128 outputs or inputs of a layer on 2 ranks are no whole blocks of 128"),
