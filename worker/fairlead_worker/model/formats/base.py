@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.sharding.scales import Groups
-from fairlead_worker.sharding.shards import IN_LIST
+from fairlead_worker.sharding.shards import relative
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +178,6 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return layer
-
-
-def relative(path: str) -> str:
-    """Return the path of a layer from its first list of layers on; of others the name."""
-    found = IN_LIST.search(path)
-    return found[0] if found else path.rpartition(".")[2]
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

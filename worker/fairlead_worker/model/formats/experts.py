@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.model.formats.base import Format, Target, count_experts, group_layers, relative, replace_module
+from fairlead_worker.model.formats.base import Format, Target, count_experts, group_layers, replace_module
 from fairlead_worker.model.fused.changes import Unfused
 from fairlead_worker.model.fused.experts import activation_of, is_experts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales
 from fairlead_worker.model.lowbit.linear import CAPABILITY, TILE
 from fairlead_worker.model.lowbit.rows import GROUP
+from fairlead_worker.sharding.shards import relative
 
 logger = logging.getLogger(__name__)
 
