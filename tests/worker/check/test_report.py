@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.gguf_models import small_model, write_gguf
 from tests.models import build_model, save_model, save_refused
 from tests.worker.model.checkpoints import FORMS, KEPT, Form, blocks, save_quantized
+from tests.worker.model.formats.test_float8 import add_predictor
 
 from fairlead_worker.build import build_runner, load
 from fairlead_worker.check import report as checks
@@ -258,6 +259,13 @@ def test_checkpoints_in_few_bits_stay_so_where_a_product_takes_them(form: Form, 
     assert widened.weight_bytes == pytest.approx(2 * sum(each.numel() for each in model.parameters()), rel=0.01)
     assert widened.quantization == f"{form.about['quant_method']} in its files, widened to bfloat16: {reason}"
     assert "in its files, widened to" in check_model(config_of(tmp_path), tmp_path, None, memory=2 * GIB).quantization
+
+
+def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> None:
+    save_quantized(BLOCKS, tmp_path)
+    before = check_model(config_of(tmp_path, dtype="bfloat16"), tmp_path, H100)
+    add_predictor(tmp_path)
+    assert check_model(config_of(tmp_path, dtype="bfloat16"), tmp_path, H100) == before and before.served
 
 
 def test_a_model_for_more_gpus_names_flags(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from fairlead_worker.check.gpus import Gpu
-from fairlead_worker.model.formats.base import Target, count_experts, relative
+from fairlead_worker.model.formats.base import Target, count_experts
 from fairlead_worker.model.formats.choose import read_format
 from fairlead_worker.model.formats.experts import METHODS, KeptExperts, find_kept_experts
 from fairlead_worker.model.plan import LoadPlan
+from fairlead_worker.sharding.shards import relative
 from fairlead_worker.sharding.weights import open_tensors
 
 BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}

@@ -464,9 +464,7 @@ SERVED: Final[Mapping[str, Family]] = {
     "olmo, clipped": Family("olmo", {"clip_qkv": 1.5}),
     "olmo2": Family("olmo2", path="native"),
     "olmo3": Family("olmo3", _WINDOWS, path="native", mechanisms="windows and full attention"),
-    "olmo_hybrid": Family(
-        "olmo_hybrid", {**_DELTA, "head_dim": 16, "linear_num_key_heads": 4}, path="layers", mechanisms="recurrent states"
-    ),
+    "olmo_hybrid": Family("olmo_hybrid", _OLMO_HYBRID, path="layers", mechanisms="recurrent states"),
     "olmo_hybrid without ropes": Family(
         "olmo_hybrid",
         {**_OLMO_HYBRID, "rope_parameters": None, "linear_allow_neg_eigval": False},

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,12 +26,12 @@ from fairlead_worker.model.wrappers import plain_config, text_names
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.plugins import PluginError
-from fairlead_worker.sharding.weights import Rename
 
 logger = logging.getLogger(__name__)
 
 _OTHER_HEAD: Final = re.compile(r"Classification|QuestionAnswering|Reward")
 """Part of an architecture's name whose head predicts no token. The rest of it would load as a causal LM or as an embedder."""
+_LAYER = re.compile(r"(?:^|\.)(?:mtp|layers\.(\d+)\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,12 @@ class LoadPlan:
         """Return whether the files have to have a head. Others without one make embeddings only."""
         return self.is_wrapped or any("ForCausalLM" in name for name in self.config.architectures or ())
 
-    @property
-    def rename(self) -> Rename | None:
-        """Return what chooses the decoder's tensors in the files, and names them as here; None: they are taken as they are."""
-        if self.is_wrapped:
-            return text_names
-        definition = find_definition(self.config)
-        return None if definition is None else lambda names: {name: definition.rename(name) for name in names}
+    def rename(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the decoder's tensors among those of the files: the name there -> the name here. Layers of MTP are left out."""
+        definition = None if self.is_wrapped else find_definition(self.config)
+        found = text_names(names) if self.is_wrapped else {name: name if definition is None else definition.rename(name) for name in names}
+        layers = getattr(self.config.get_text_config(decoder=True), "num_hidden_layers", sys.maxsize)  # BLT, refused later, has none
+        return {name: ours for name, ours in found.items() if not _is_mtp(ours, layers)}
 
 
 def plan_load(uri: str, folder: Path, *, dtype: str, device: torch.device, max_model_len: int, quantization: str, ranks: int) -> LoadPlan:
@@ -112,6 +113,14 @@ def _read_config(uri: str, folder: Path, ranks: int) -> tuple[PreTrainedConfig, 
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), False
     except Exception as error:
         raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
+
+
+def _is_mtp(name: str, layers: int) -> bool:
+    """Return whether a tensor is of multi-token prediction, beside a decoder of so many layers. DeepSeek V3 numbers its layers after
+    these, and others call them `mtp`.
+    """
+    match = _LAYER.search(name)
+    return match is not None and int(match[1] or layers) >= layers
 
 
 def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch.device) -> None:

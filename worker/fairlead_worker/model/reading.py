@@ -17,10 +17,10 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.model.families.registry import find_definition, model_class
-from fairlead_worker.model.formats.base import Format, find_pending, relative, widen_weights
+from fairlead_worker.model.formats.base import Format, find_pending, widen_weights
 from fairlead_worker.model.formats.experts import KeptExperts
 from fairlead_worker.sharding.scales import Groups
-from fairlead_worker.sharding.shards import Shards
+from fairlead_worker.sharding.shards import Shards, relative
 from fairlead_worker.sharding.weights import Part, divide
 
 

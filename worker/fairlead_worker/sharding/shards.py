@@ -24,7 +24,6 @@ WHOLE = ("replicate", "embedding")
 """Prefixes of styles that keep a tensor whole on every rank. An embedding is only looked up in: dividing it would save memory and cost a
 sum."""
 IN_LIST = re.compile(r"[^.]+\.\d+(?![^.]).*")
-"""A path from its first list of layers on: checkpoints and modules differ in the prefix."""
 HEAD = ("colwise_gather_output", "colwise_rep")
 """Names in different transformers releases: the head's outputs over the vocabulary are gathered."""
 
@@ -219,7 +218,7 @@ class Shards:
                     owner, _, leaf = name.rpartition(".")
                     self._parameter(f"{path}.{name}", module.get_submodule(owner), leaf, cut)
                 case None:
-                    self._set(_relative(f"{path}.{name}"), cut)
+                    self._set(relative(f"{path}.{name}"), cut)
 
     def _vocabulary(self, model: PreTrainedModel, path: str, module: nn.Linear) -> None:
         if module.out_features % self.size:
@@ -249,7 +248,7 @@ class Shards:
         setattr(module, name, _empty(up, len(up), sections * (end - begin), width))
         module.down_proj = _empty(down, experts, width, end - begin)
         # Checkpoints store each expert's own matrices, Mixtral's under other names, or one tensor of all: Granite's, Gemma 4's.
-        block = _relative(path).removesuffix(".experts")
+        block = relative(path).removesuffix(".experts")
         stacked = Ranks(self.rank, self.size).cut(*[inner] * sections, dim=1)
         for upper, lower in (("input_linear.weight", "output_linear.weight"), (f"experts.{name}", "experts.down_proj")):
             self._set(f"{block}.{upper}", stacked)
@@ -291,7 +290,7 @@ class Shards:
         whole = owner.get_parameter(name)
         shape = list(whole.shape)
         shape[cut.dim] = sum(part.end - part.begin for part in cut.parts)
-        self._set(_relative(path), cut)
+        self._set(f"{relative(_parent(path))}.{name}", cut)
         setattr(owner, name, _empty(whole, *shape))
 
     def _set(self, name: str, cut: AnyCut) -> None:
@@ -331,9 +330,10 @@ def _style(plan: Mapping[str, str], path: str) -> str | None:
     return None
 
 
-def _relative(key: str) -> str:
-    found = IN_LIST.search(key)
-    return found[0] if found else key
+def relative(path: str) -> str:
+    """Return the path of a layer from its first list of layers on; of others the name. Checkpoints and modules differ in the prefix."""
+    found = IN_LIST.search(path)
+    return found[0] if found else path.rpartition(".")[2]
 
 
 def _parent(path: str) -> str:

@@ -1,5 +1,6 @@
 """Checkpoints whose experts stay in 8 bits: their numbers, ranks' parts, and why others are widened."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from tests.worker.model.checkpoints import (
     save_quantized,
 )
 from tests.worker.model.formats.alone import Alone, pretend_gpu
-from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, add_predictor, fp8_of_scalars, save
+from tests.worker.model.formats.test_float8 import AUTO_FP8, BLOCKS, add_predictor, fp8_of_scalars, ragged, save
 from transformers import AutoConfig, PreTrainedModel
 
+from fairlead_worker.check.gpus import GPUS
+from fairlead_worker.check.report import check_model
+from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import loader
 from fairlead_worker.model.formats import experts
@@ -67,6 +71,10 @@ KEPT = {
     "inputs as they are": Form(fp8, FORMS["float8, a scale for each output"].about, SIZES, "qwen3_moe"),
 }
 
+DEEPSEEK = Form(
+    ragged, BLOCKS, {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 256, "n_routed_experts": 4}, "deepseek_v3"
+)
+
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +112,34 @@ def test_a_model_is_near_its_widened_numbers(form: Form, tmp_path: Path, monkeyp
     assert (narrow - (want := trial_logits(wide).float())).norm() <= 0.15 * want.norm()
 
 
-def test_experts_of_a_predictor_are_not_the_decoders(tmp_path: Path) -> None:
-    plain = save(KEPT["blocks"], tmp_path)
-    add_predictor(tmp_path)
-    first: Any = next(find_experts(plain))[1]
-    assert torch.equal(kept(load_model(str(tmp_path), dtype="bfloat16").model)[0].down.numbers(), first.down_proj)
+@pytest.mark.parametrize(
+    ("form", "name", "quantized"),
+    [
+        (KEPT["blocks"], "mtp.layers.0.", True),
+        (DEEPSEEK, "model.layers.2.", True),
+        (DEEPSEEK, "model.layers.2.", False),
+    ],
+    ids=["Qwen3-Next", "DeepSeek V3", "DeepSeek V3, in 16 bits"],
+)
+def test_experts_that_predict_further_tokens_are_not_the_decoders(form: Form, name: str, quantized: bool, tmp_path: Path) -> None:
+    plain = save(form, tmp_path)
+    add_predictor(tmp_path, "model.layers.1.", name, quantized)
+    wide: list[Any] = [module for _, module in find_experts(plain)]
+    layers = kept(load_model(str(tmp_path), dtype="bfloat16").model)
+    assert len(layers) == len(wide)
+    assert all(torch.equal(layer.down.numbers(), module.down_proj) for layer, module in zip(layers, wide, strict=True))
+
+
+def test_a_config_without_sizes_of_plain_layers_is_read(tmp_path: Path) -> None:
+    """That of Qwen3.5 with experts has no `intermediate_size`."""
+    plain = save(Form(ragged, BLOCKS, SIZES | {"shared_expert_intermediate_size": 128}, "qwen3_5_moe (text)"), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["intermediate_size"]
+    path.write_text(json.dumps(config))
+    assert len(kept(load_model(str(tmp_path), dtype="bfloat16").model)) == plain.config.num_hidden_layers
+    report = check_model(WorkerConfig(model=f"file://{tmp_path}", dtype="bfloat16"), tmp_path, GPUS["H100"])
+    assert report.served and report.quantization == "fp8, kept"
 
 
 def test_a_missing_expert_is_said(tmp_path: Path) -> None:

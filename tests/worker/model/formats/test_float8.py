@@ -140,12 +140,15 @@ def test_a_layer_of_odd_sizes_is_widened_alone(tmp_path: Path) -> None:
     assert torch.equal(down.weight, plain.get_parameter("model.layers.0.mlp.down_proj.weight").to(torch.bfloat16))
 
 
-def add_predictor(folder: Path) -> None:
-    """Add a predictor of further tokens, whose layer has the number of one of the decoder's, and other scales."""
+def add_predictor(folder: Path, source: str = "model.layers.0.", name: str = "mtp.layers.0.", quantized: bool = True) -> None:
+    """Add a layer that predicts further tokens: that of `source`, with other scales, or without any and in bfloat16."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    own = {name: 3 * tensor if "scale" in name else tensor.clone() for name, tensor in tensors.items() if "layers.0." in name}
-    save_file(tensors | {name.replace("model.", "mtp."): tensor for name, tensor in own.items()}, path, metadata={"format": "pt"})
+    own = {stored: 3 * tensor if "scale" in stored else tensor for stored, tensor in tensors.items() if stored.startswith(source)}
+    if not quantized:
+        own = {stored: tensor.to(torch.bfloat16) for stored, tensor in own.items() if "scale" not in stored}
+    own = {name + stored.removeprefix(source): tensor.clone() for stored, tensor in own.items()}
+    save_file(tensors | own, path, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("capability", [None, (9, 0)])
@@ -204,6 +207,8 @@ def config_of(changes: dict[str, Any], about: dict[str, Any] = BLOCKS, kind: str
         (config_of({}), torch.bfloat16, 1, ""),
         (config_of({}, AUTO_FP8), torch.bfloat16, 2, ""),
         (config_of({"num_experts": 4, "head_dim": 128}, kind="qwen3_moe"), torch.bfloat16, 2, ""),
+        (config_of({"head_dim": 128, "shared_expert_intermediate_size": 256}, kind="qwen3_5_moe_text"), torch.bfloat16, 2, ""),
+        (config_of({"head_dim": 128, "shared_expert_intermediate_size": 128}, kind="qwen3_5_moe_text"), torch.bfloat16, 2, "128 outputs"),
         (config_of({}), torch.float16, 1, "products of float8 are for --dtype bfloat16"),
         (config_of({}, FORMS["float8 in blocks"].about), torch.bfloat16, 1, "its blocks are of 16 by 32, and products are for 128 by 128"),
         (config_of({}), torch.bfloat16, 2, "128 outputs or inputs of a layer on 2 ranks are no whole blocks of 128"),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.lowbit.linear import LowBitLinear
 from fairlead_worker.sharding.scales import Groups
-from fairlead_worker.sharding.shards import IN_LIST
+from fairlead_worker.sharding.shards import relative
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Format:
     def __init__(self, weights: Mapping[str, Mapping[str, str]]) -> None:
         """weights: name of a weight -> its tensors: last part of the name -> name."""
         self.weights = weights
-        self.layers = {relative(name.removesuffix(".weight")): name for name in decoder_last(weights)}
+        self.layers = {relative(name.removesuffix(".weight")): name for name in weights}
 
     def find_missing(self, names: Collection[str]) -> tuple[str, str] | None:
         """Return a tensor of these names, and the name of one that it needs and that is not there; None: there is no such tensor."""
@@ -178,20 +178,6 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return layer
-
-
-def relative(path: str) -> str:
-    """Return the path of a layer from its first list of layers on; of others the name."""
-    found = IN_LIST.search(path)
-    return found[0] if found else path.rpartition(".")[2]
-
-
-def decoder_last(names: Collection[str]) -> list[str]:
-    """Return the names, those of the decoder's layers last: most have their prefix. A predictor of further tokens (Qwen3-Next's
-    `mtp.layers.0`) has others, with numbers that the decoder's layers have too.
-    """
-    prefixes = Counter(name.partition("layers.")[0] for name in names)
-    return sorted(names, key=lambda name: prefixes[name.partition("layers.")[0]])
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.model.formats.base import Format, Target, count_experts, decoder_last, group_layers, relative, replace_module
+from fairlead_worker.model.formats.base import Format, Target, count_experts, group_layers, replace_module
 from fairlead_worker.model.fused.changes import Unfused
 from fairlead_worker.model.fused.experts import activation_of, is_experts
 from fairlead_worker.model.lowbit.choose import choose_rounder, find_problem, load_triton_product
 from fairlead_worker.model.lowbit.experts import MX_GROUP, ExpertWeights, LowBitExperts, Scales
 from fairlead_worker.model.lowbit.linear import CAPABILITY, TILE
 from fairlead_worker.model.lowbit.rows import GROUP
+from fairlead_worker.sharding.shards import relative
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,10 @@ def keep_experts(
 def find_kept_experts(config: PreTrainedConfig, tensors: Mapping[str, Any], target: Target) -> KeptExperts | str:
     """Return the experts that can stay in few bits on any GPU of this capability; why they cannot, if so. tensors: slices of the files."""
     layers: dict[str, dict[tuple[int, str], dict[str, str]]] = {}
-    stored = group_layers(tensors)
-    for layer in decoder_last(stored):
+    for layer, parts in group_layers(tensors).items():
         if match := EXPERT.match(layer):
             module = relative(match[1]).replace(".block_sparse_moe.", ".mlp.")
-            layers.setdefault(module, {})[int(match[2]), PROJECTIONS.get(match[3], match[3])] = stored[layer]
+            layers.setdefault(module, {})[int(match[2]), PROJECTIONS.get(match[3], match[3])] = parts
     found = {find_scales(tensors, parts) for experts in layers.values() for parts in experts.values()}
     if len(found) != 1:
         return "they are of several forms" if found else "their weights are in tensors of all experts, or of other names"

@@ -54,7 +54,7 @@ class Float8(Format):
             return f"its blocks are of {self.blocks[0]} by {self.blocks[1]}, and products are for {GROUP} by {GROUP}"
         if self._given.get("modules_to_convert"):
             return "it has other modules than linear layers in float8"
-        if self.blocks and (odd := [size for size in _divided_sizes(self._text) if size % (GROUP * target.ranks)]) and target.ranks > 1:
+        if self.blocks and target.ranks > 1 and (odd := [size for size in _divided_sizes(self._text) if size % (GROUP * target.ranks)]):
             return f"{odd[0]} outputs or inputs of a layer on {target.ranks} ranks are no whole blocks of {GROUP}"
         return "" if target.capability >= CAPABILITY else NO_PRODUCT
 
@@ -112,4 +112,5 @@ def find_problem(device: torch.device, blocks: bool = True) -> str:
 def _divided_sizes(text: Any) -> list[int]:
     dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = (text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    return [*(count * dim for count in heads), text.intermediate_size]
+    inner = (getattr(text, name, 0) for name in ("intermediate_size", "shared_expert_intermediate_size"))  # a model may have one alone
+    return [*(count * dim for count in heads), *inner]
