@@ -224,18 +224,16 @@ class RunnerBuilder:
             return graphs
 
         def measure(record: Callable[[int], object], rows: int, has_pieces: bool) -> int:
-            """The first recording also takes what stays for good, such as loaded modules, and so it is no sample."""
+            """The first recording also takes what stays for good, such as loaded modules: it counts once, and so is no sample."""
 
             def take(largest: int) -> int:
                 return measure_allocation(memory, lambda: record(largest))
 
-            first = take(1)
-            count = max(len(batch_sizes(rows)), len(self._pieces.chosen or ()) if has_pieces else 0)
-            samples = min(SAMPLES, count)
-            if samples < 2 or self._failures.decodes or self._failures.draft:
-                return first
-            alone = take(1)
-            return first + (count - 1) * max(0, take(samples) - alone) // (samples - 1)
+            taken = take(SAMPLES)
+            further = max(len(batch_sizes(rows)), len(self._pieces.chosen or ()) if has_pieces else 0) - SAMPLES
+            if further <= 0 or self._failures.decodes or self._failures.draft:
+                return taken
+            return taken + further * max(0, take(2) - take(1))
 
         taken = measure(record, self._rows, has_pieces=True)
         if self.draft is not None:
