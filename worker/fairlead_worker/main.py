@@ -88,11 +88,12 @@ async def _serve(config: WorkerConfig, listeners: list[socket.socket], tracer: T
         loop.add_signal_handler(number, task.cancel)  # until the server has its own handlers
     child = EngineChild(config)
     try:
-        await child.start()
+        try:
+            await child.start()
+        except OSError as error:
+            return f"the engine process cannot be started: {error.strerror}"
         server = await asyncio.to_thread(_import_server)  # beside the loop, which writes the engine's configuration
         failure: str = await server.serve(config, server.Listeners(*listeners), child, tracer)
-    except OSError as error:
-        return f"the engine process cannot be started: {error.strerror}"
     except asyncio.CancelledError:
         return ""
     finally:
